@@ -1,0 +1,55 @@
+"""The whole spec: what each package owns, composed, and what only the whole can check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints, model_validator
+
+from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
+from storage.spec import DataSpec, Model, RetentionSpec, StoreSpec
+from tasks.spec import SmokeSpec
+from trainer.spec import TrainSpec
+
+RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
+
+
+class PipelineSpec(Model):
+    """One YAML file: what to train, on which nodes, with which gates."""
+
+    run: RunName = Field(
+        description="The run's stable name: lower-case letters, digits and '-', 48 at most."
+    )
+    workdir: Path = Field(
+        Path(".headrace"),
+        description="Folder for logs, scripts and code, on a file system that all nodes share.",
+    )
+    cluster: ClusterSpec = ClusterSpec()
+    store: StoreSpec = StoreSpec()
+    validation: ValidateSpec = ValidateSpec()
+    data: DataSpec
+    smoke: SmokeSpec = SmokeSpec()
+    train: TrainSpec = TrainSpec()
+    retention: RetentionSpec = RetentionSpec()
+    retry: RetrySpec = RetrySpec()
+
+    @model_validator(mode="after")
+    def _parts_fit_each_other(self) -> PipelineSpec:
+        self.train.accumulation(self.cluster.nodes * self.cluster.ranks_per_node)
+        if (
+            self.cluster.kind == "slurm"
+            and self.store.is_embedded
+            and self.store.embedded.host in ("127.0.0.1", "localhost", "::1")
+        ):
+            raise ValueError(
+                f"store.embedded.host {self.store.embedded.host} is loopback, which nodes of "
+                "`kind: slurm` cannot reach; name store.endpoint_url, or bind an address of this "
+                "host that the nodes reach"
+            )
+        if max(self.smoke.ladder(self.cluster.nodes)) > self.cluster.nodes:
+            raise ValueError(
+                f"smoke.rungs {list(self.smoke.rungs or ())} must not go beyond cluster.nodes "
+                f"{self.cluster.nodes}; drop the higher rungs"
+            )
+        return self

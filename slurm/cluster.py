@@ -1,0 +1,129 @@
+"""What the rest of Headrace sees of a place that runs jobs: one protocol, two kinds behind it.
+
+`open_cluster` holds the only branch on `cluster.kind`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from slurm.spec import ClusterSpec
+from storage.errors import SlurmError
+from storage.job import JobDescription
+
+
+class JobState(StrEnum):
+    """Where a job stands. `UNKNOWN` is neither success nor failure; `ABSENT` is no proof."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One step of a job, as accounting tells it: the worst step decides."""
+
+    name: str
+    state: str
+    exit_code: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobObservation:
+    """What the cluster says of one token now. `raw_state` and `exit_code` are its own words."""
+
+    token: str
+    state: JobState
+    job_id: str | None = None
+    raw_state: str = ""
+    reason: str = ""
+    exit_code: str = ""
+    nodes: tuple[str, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """A node as the cluster sees it; `responds` is false for a node that is down or silent."""
+
+    name: str
+    raw_state: str
+    responds: bool
+    idle: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one job asks for. Nodes that are named are asked for by name."""
+
+    nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int = 1
+    gpus_per_node: int = 0
+    memory_per_node: str | None = None
+    node_list: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    time_limit_min: int = 60
+    signal_lead_s: int = 120
+
+
+class SubmitDoubtful(SlurmError):
+    """sbatch ended without an answer that can be trusted: the job may exist, now or later."""
+
+
+class Cluster(Protocol):
+    """A place that runs jobs. Every call has a time-out of its own and may raise SlurmError."""
+
+    @property
+    def name(self) -> str:
+        """The cluster's own name; an attempt of another cluster is never adopted from here."""
+        ...
+
+    @property
+    def gates(self) -> bool:
+        """Whether a scaling figure measured here can be believed (ranks do not share cores)."""
+        ...
+
+    def script(self, job: JobDescription, resources: Resources) -> str:
+        """The batch script that `submit` would send, for people to read."""
+        ...
+
+    def submit(self, job: JobDescription, resources: Resources) -> str:
+        """Submit once and return the job id.
+
+        Raises:
+            SubmitRejected: it was refused, and nothing is queued.
+            SubmitDoubtful: nobody knows whether it is queued.
+        """
+        ...
+
+    def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
+        """What is known of each token: the queue first, then accounting."""
+        ...
+
+    def cancel(self, *, job_id: str, token: str) -> None:
+        """End the job if id and token belong together; a job that is gone is no error."""
+        ...
+
+    def nodes(self) -> tuple[NodeState, ...]:
+        """The nodes that jobs of this spec could use (the partition's)."""
+        ...
+
+
+def open_cluster(spec: ClusterSpec, *, workdir: Path) -> Cluster:
+    """The cluster that `spec` names."""
+    if spec.kind == "local":
+        from slurm.local import LocalCluster
+
+        return LocalCluster(spec, workdir=workdir)
+    from slurm.submit import SlurmCluster
+
+    return SlurmCluster(spec, workdir=workdir)

@@ -1,0 +1,1 @@
+"""Node checks: measured on the node, judged elsewhere."""

@@ -1,0 +1,1 @@
+"""Bytes that outlive a job: object store, ledger, checkpoints, retention, shards."""

@@ -1,0 +1,158 @@
+"""A job as its own processes see it: the description it was given, and what it may say.
+
+The submitting side writes a `JobDescription` as JSON to the shared file system; the batch step and
+every rank read it. It holds no secret: credentials come from the AWS chain on the node.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from storage.errors import HeadraceError
+from storage.keys import DatasetKeys, RunKeys
+from storage.ledger import Ledger
+from storage.object_store import ObjectStore
+from storage.records import ExitCode, Heartbeat, Intent, decode, encode
+from storage.spec import StoreSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDescription:
+    """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`."""
+
+    intent: Intent
+    store: StoreSpec
+    entry: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path
+    code: Path
+    python: Path
+    launcher: str
+    cpus_per_rank: int = 1
+    heartbeat_s: float = 5.0
+
+    @classmethod
+    def read(cls, path: Path) -> JobDescription:
+        return decode(cls, path.read_bytes())
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_bytes(encode(self))
+        temporary.replace(path)
+
+    @property
+    def keys(self) -> RunKeys:
+        return RunKeys(prefix=self.store.prefix, run=self.intent.run)
+
+    def dataset_keys(self, build: str) -> DatasetKeys:
+        return DatasetKeys(prefix=self.store.prefix, build=build)
+
+    def open_ledger(self) -> Ledger:
+        return Ledger(ObjectStore(self.store), self.keys)
+
+
+class JobExit(HeadraceError):
+    """Raised by an entry that leaves before it is done, with the code that says why."""
+
+    def __init__(
+        self, code: ExitCode, message: str, *, outputs: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.outputs = dict(outputs or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankIdentity:
+    """Where this process stands in its job, read from the variables that srun sets."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    nodes: tuple[str, ...]
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RankIdentity:
+        nodes = tuple(environ["HEADRACE_NODES"].split(","))
+        return cls(
+            rank=int(environ["SLURM_PROCID"]),
+            world_size=int(environ["SLURM_NTASKS"]),
+            local_rank=int(environ["SLURM_LOCALID"]),
+            node=environ["SLURMD_NODENAME"],
+            nodes=nodes,
+            master_addr=environ["HEADRACE_MASTER_ADDR"],
+            master_port=int(environ["HEADRACE_MASTER_PORT"]),
+        )
+
+
+class JobContext:
+    """What an entry is handed: its description, its place, the ledger, and a voice.
+
+    As a context manager it keeps the node's heartbeat going: the node's first rank overwrites one
+    small object every `heartbeat_s` seconds.
+    """
+
+    def __init__(self, job: JobDescription, identity: RankIdentity) -> None:
+        self.job = job
+        self.identity = identity
+        self.ledger = job.open_ledger()
+        self._beat = Heartbeat(node=identity.node, sequence=0, at=datetime.now(UTC))
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.ledger.store
+
+    @property
+    def attempt(self) -> int:
+        return self.job.intent.attempt
+
+    def progress(self, *, step: int, **numbers: float) -> None:
+        """Say how far the work is; the next heartbeat carries it."""
+        with self._lock:
+            self._beat = replace(self._beat, step=step, numbers=numbers)
+
+    def is_fenced(self) -> bool:
+        """Whether this attempt was closed, or another was made for the same unit."""
+        return self.ledger.is_superseded(self.job.intent)
+
+    def __enter__(self) -> Self:
+        if self.identity.local_rank == 0:
+            self._put_heartbeat()
+            self._thread = threading.Thread(target=self._keep_beating, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self.job.heartbeat_s)
+
+    def _keep_beating(self) -> None:
+        while not self._stop.wait(self.job.heartbeat_s):
+            try:
+                self._put_heartbeat()
+            except HeadraceError as error:
+                print(f"headrace: heartbeat not written: {error}", flush=True)
+
+    def _put_heartbeat(self) -> None:
+        with self._lock:
+            self._beat = replace(
+                self._beat, sequence=self._beat.sequence + 1, at=datetime.now(UTC)
+            )
+            beat = self._beat
+        intent = self.job.intent
+        key = self.job.keys.heartbeat(intent.stage, intent.attempt, beat.node)
+        self.store.put(key, encode(beat))

@@ -1,0 +1,152 @@
+"""The attempts ledger: what was tried, by whom, and how it ended.
+
+Everything that must have one winner is created conditionally, and whoever loses acts on what is
+read back. Attempts are found by numbered GETs, never by a listing alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from storage.keys import RunKeys
+from storage.object_store import ObjectStore
+from storage.records import (
+    Attempt,
+    Cancel,
+    End,
+    Exit,
+    Heartbeat,
+    Intent,
+    Resume,
+    RunRecord,
+    Stage,
+    StageRecord,
+    Start,
+    Submitted,
+    decode,
+    encode,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(Generic[T]):
+    """The outcome of a conditional create: `record` is what stands now, ours or not."""
+
+    won: bool
+    record: T
+
+
+class Ledger:
+    """The records of one run."""
+
+    def __init__(self, store: ObjectStore, keys: RunKeys) -> None:
+        self.store = store
+        self.keys = keys
+
+    def run_record(self) -> RunRecord | None:
+        return self._get(RunRecord, self.keys.run_record)
+
+    def claim_run(self, record: RunRecord) -> Claim[RunRecord]:
+        return self._claim(self.keys.run_record, record)
+
+    def claim_intent(self, intent: Intent) -> Claim[Intent]:
+        return self._claim(self.keys.intent(intent.stage, intent.attempt), intent)
+
+    def claim_submitted(self, intent: Intent, record: Submitted) -> Claim[Submitted]:
+        return self._claim_beside(intent, "submitted", record)
+
+    def claim_start(self, intent: Intent, record: Start) -> Claim[Start]:
+        return self._claim_beside(intent, "start", record)
+
+    def claim_resume(self, intent: Intent, record: Resume) -> Claim[Resume]:
+        return self._claim_beside(intent, "resume", record)
+
+    def claim_cancel(self, intent: Intent, record: Cancel) -> Claim[Cancel]:
+        return self._claim_beside(intent, "cancel", record)
+
+    def claim_exit(self, intent: Intent, record: Exit) -> Claim[Exit]:
+        return self._claim_beside(intent, "exit", record)
+
+    def claim_end(self, intent: Intent, record: End) -> Claim[End]:
+        return self._claim_beside(intent, "end", record)
+
+    def attempt(self, stage: Stage, number: int) -> Attempt | None:
+        """One attempt with the records beside it, or None where no intent has that number."""
+        intent = self._get(Intent, self.keys.intent(stage, number))
+        if intent is None:
+            return None
+
+        def beside(kind: type[T], name: str) -> T | None:
+            return self._get(kind, self.keys.attempt_record(stage, number, name))
+
+        return Attempt(
+            intent=intent,
+            submitted=beside(Submitted, "submitted"),
+            start=beside(Start, "start"),
+            resume=beside(Resume, "resume"),
+            cancel=beside(Cancel, "cancel"),
+            exit=beside(Exit, "exit"),
+            end=beside(End, "end"),
+            heartbeats=self.heartbeats(stage, number),
+        )
+
+    def attempts(self, stage: Stage) -> tuple[Attempt, ...]:
+        """All attempts of a stage, in the order of their numbers."""
+        found = []
+        number = 1
+        while (attempt := self.attempt(stage, number)) is not None:
+            found.append(attempt)
+            number += 1
+        return tuple(found)
+
+    def heartbeats(self, stage: Stage, number: int) -> tuple[Heartbeat, ...]:
+        keys = [info.key for info in self.store.list(self.keys.heartbeats(stage, number))]
+        beats = (self._get(Heartbeat, key) for key in keys)
+        return tuple(beat for beat in beats if beat is not None)
+
+    def is_superseded(self, intent: Intent) -> bool:
+        """Whether the attempt was closed, or a later one was made for the same unit."""
+        end = self.keys.attempt_record(intent.stage, intent.attempt, "end")
+        if self.store.head(end) is not None:
+            return True
+        number = intent.attempt + 1
+        while True:
+            later = self._get(Intent, self.keys.intent(intent.stage, number))
+            if later is None:
+                return False
+            if later.unit == intent.unit:
+                return True
+            number += 1
+
+    def stage_records(self, stage: Stage) -> tuple[StageRecord, ...]:
+        """Completion records of a stage, oldest first."""
+        return tuple(sorted(self._stage_records(stage), key=lambda record: record.at))
+
+    def claim_stage(self, record: StageRecord) -> Claim[StageRecord]:
+        key = self.keys.stage_record(
+            record.stage, fingerprint=record.fingerprint, generation=record.generation
+        )
+        return self._claim(key, record)
+
+    def _stage_records(self, stage: Stage) -> Iterator[StageRecord]:
+        for info in self.store.list(self.keys.stage_records(stage)):
+            record = self._get(StageRecord, info.key)
+            if record is not None:
+                yield record
+
+    def _claim_beside(self, intent: Intent, name: str, record: T) -> Claim[T]:
+        return self._claim(
+            self.keys.attempt_record(intent.stage, intent.attempt, name), record
+        )
+
+    def _claim(self, key: str, record: T) -> Claim[T]:
+        created = self.store.create(key, encode(record))
+        return Claim(won=created.won, record=decode(type(record), created.body))
+
+    def _get(self, kind: type[T], key: str) -> T | None:
+        body = self.store.get_if_exists(key)
+        return None if body is None else decode(kind, body)

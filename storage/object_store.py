@@ -1,0 +1,404 @@
+"""Every byte that outlives a job goes through here: one small client for any S3-compatible store.
+
+Keys are full keys within the bucket; `storage.keys` builds them. The class is the only place that
+talks to boto3, so that deadlines, retries, put-if-absent and the wording of errors have one home.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
+from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
+from tenacity.wait import wait_random_exponential
+
+from storage.errors import ObjectMissing, StoreError
+from storage.spec import StoreSpec
+from storage.store_failures import Request, error_code, explain, is_missing
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+T = TypeVar("T")
+Bytes = bytes | bytearray | memoryview
+
+DELETE_BATCH = 1000
+PART_BYTES = 32 * 2**20
+CONNECTIONS = 32
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing or a HEAD says of an object; `last_modified` is by the store's clock."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    last_modified: datetime
+
+
+@dataclass(frozen=True)
+class Created:
+    """The outcome of a put-if-absent: whether our body is the one stored, and what is stored."""
+
+    won: bool
+    body: bytes
+
+
+@dataclass(frozen=True)
+class DeleteFailure:
+    """One key of a batched delete that the store would not delete, in the store's own words."""
+
+    key: str
+    code: str
+    message: str
+
+
+class _Conflict(Exception):
+    """The store could not decide a conditional write now and asks for another try."""
+
+
+class ObjectStore:
+    """A bucket. Safe to share between threads, never across a fork: make another in the child."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        """Makes the client at once, so that no two threads ever race to make it.
+
+        Raises StoreError when the spec is not resolved or no credentials are found.
+        """
+        if spec.is_embedded:
+            raise StoreError(
+                "store.endpoint_url is not set and store.aws is false: start the embedded server "
+                "with storage.embedded.resolve() first, or name an endpoint"
+            )
+        self.spec = spec
+        self.bucket = spec.bucket
+        self.endpoint = spec.endpoint_url or f"AWS S3 in {spec.region}"
+        self._pid = os.getpid()
+        self._bucket_seen = False
+        self._s3 = self._make_client()
+
+    @property
+    def client(self) -> S3Client:
+        """The boto3 client, for what the methods below do not cover (the probe).
+
+        Raises StoreError in a forked child: sockets and locks shared with the parent corrupt both.
+        """
+        if os.getpid() != self._pid:
+            raise StoreError(
+                f"this ObjectStore was made by process {self._pid} and is used in process "
+                f"{os.getpid()}; make a new ObjectStore(spec) after a fork"
+            )
+        return self._s3
+
+    def close(self) -> None:
+        """Closes idle connections; the store is of no use afterwards."""
+        self.client.close()
+
+    def get(self, key: str) -> bytes:
+        """The whole object. Raises ObjectMissing."""
+        return self._read("get", key)
+
+    def get_if_exists(self, key: str) -> bytes | None:
+        """The whole object, or None where there is none."""
+        try:
+            return self.get(key)
+        except ObjectMissing:
+            return None
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`. Raises StoreError when the object is shorter."""
+        if start < 0 or length < 0:
+            raise ValueError(f"start {start} and length {length} must not be negative")
+        if length == 0:
+            return b""
+        body = self._read("get range of", key, Range=f"bytes={start}-{start + length - 1}")
+        if len(body) != length:
+            raise StoreError(
+                f"{self._request('get range of', key)} failed: asked for {length} bytes from "
+                f"{start}, got {len(body)}; the object is shorter, or the store ignores Range"
+            )
+        return body
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Size, ETag and time of an object, or None where there is none."""
+        with self._told("head", key):
+            try:
+                found = self.client.head_object(Bucket=self.bucket, Key=key)
+            except ClientError as error:
+                if not is_missing(error):
+                    raise
+            else:
+                self._bucket_seen = True
+                return ObjectInfo(
+                    key=key,
+                    size_bytes=found["ContentLength"],
+                    etag=found["ETag"].strip('"'),
+                    last_modified=found["LastModified"],
+                )
+        self._require_bucket()
+        return None
+
+    def put(self, key: str, body: Bytes) -> None:
+        """Stores the object, over whatever was there."""
+        with self._told("put", key):
+            self.client.put_object(Bucket=self.bucket, Key=key, Body=bytes(body))
+
+    def create(self, key: str, body: bytes) -> Created:
+        """Stores the object unless there is one already: THE put-if-absent of Headrace.
+
+        Of all callers with different bodies exactly one gets `won`. A caller whose first answer was
+        lost finds its own body stored and has won too: so bodies that claim something carry a
+        nonce, and are the same on every retry. After a StoreError the outcome is unknown; calling
+        again with the same body settles it.
+        """
+        retrying = Retrying(
+            retry=retry_if_exception_type(_Conflict),
+            stop=stop_after_attempt(self.spec.max_attempts),
+            wait=wait_random_exponential(multiplier=0.1, max=5.0),
+        )
+        try:
+            return retrying(self._create_once, key, body)
+        except RetryError as error:
+            raise StoreError(
+                f"{self._request('create', key)} failed: still in conflict after "
+                f"{self.spec.max_attempts} tries ({error.last_attempt.exception()}); other writers "
+                "hold the key, try again later"
+            ) from error
+
+    def upload(
+        self, key: str, data: Path | Bytes, *, part_bytes: int = PART_BYTES, threads: int = 4
+    ) -> None:
+        """Stores large data: parts in parallel, each with a checksum; small data in one put.
+
+        The object appears whole or not at all; when a part fails for good the upload is aborted.
+        Holds up to about `threads + 1` parts in memory.
+        """
+        from boto3.exceptions import S3UploadFailedError
+        from boto3.s3.transfer import TransferConfig
+
+        checksum = (
+            {"ChecksumAlgorithm": "CRC64NVME"} if self.spec.checksums == "when_supported" else {}
+        )
+        config = TransferConfig(
+            multipart_threshold=part_bytes,
+            multipart_chunksize=part_bytes,
+            max_concurrency=threads,
+            preferred_transfer_client="classic",
+        )
+        source = data.open("rb") if isinstance(data, Path) else BytesIO(data)
+        with source, self._told("upload", key):
+            try:
+                self.client.upload_fileobj(
+                    source, self.bucket, key, ExtraArgs=checksum, Config=config
+                )
+            except S3UploadFailedError as error:
+                raise error.__cause__ or error
+
+    def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ObjectInfo]:
+        """All objects below a prefix, in the order of their keys, a page at a time."""
+        for page in self._pages(prefix, StartAfter=start_after or ""):
+            for entry in page.get("Contents", ()):
+                yield ObjectInfo(
+                    key=entry["Key"],
+                    size_bytes=entry["Size"],
+                    etag=entry["ETag"].strip('"'),
+                    last_modified=entry["LastModified"],
+                )
+
+    def list_prefixes(self, prefix: str) -> Iterator[str]:
+        """The "folders" right below a prefix: full prefixes, each with its trailing slash."""
+        for page in self._pages(prefix, Delimiter="/"):
+            for entry in page.get("CommonPrefixes", ()):
+                yield entry["Prefix"]
+
+    def delete(self, keys: Iterable[str]) -> tuple[DeleteFailure, ...]:
+        """Deletes in batches of 1,000; a key that is not there counts as deleted.
+
+        Returns what the store refused, key by key; raises StoreError when a whole request fails.
+        """
+        failures: list[DeleteFailure] = []
+        remaining = iter(dict.fromkeys(keys))
+        while batch := list(islice(remaining, DELETE_BATCH)):
+            with self._told(f"delete of {len(batch)} keys, the first being", batch[0]):
+                answer = self.client.delete_objects(
+                    Bucket=self.bucket,
+                    Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
+                )
+            failures.extend(
+                DeleteFailure(
+                    key=error.get("Key", ""),
+                    code=error.get("Code", "unknown"),
+                    message=error.get("Message", ""),
+                )
+                for error in answer.get("Errors", ())
+            )
+        return tuple(failures)
+
+    def now(self) -> datetime:
+        """The store's own clock, in whole seconds: ages are never told by the clock of a node."""
+        with self._told("read the clock of"):
+            answer = self.client.head_bucket(Bucket=self.bucket)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreError(
+                f"{self._request('read the clock of')} failed: the answer has no Date header; "
+                "a proxy in between must not remove it"
+            )
+        return parsedate_to_datetime(date)
+
+    def bucket_exists(self) -> bool:
+        """Whether the bucket is there. Raises StoreError when it is but may not be used."""
+        with self._told("look for"):
+            try:
+                self.client.head_bucket(Bucket=self.bucket)
+            except ClientError as error:
+                if not is_missing(error):
+                    raise
+                return False
+        self._bucket_seen = True
+        return True
+
+    def ensure_bucket(self) -> None:
+        """Creates the bucket where it is missing; another process may do so at the same time."""
+        if self.bucket_exists():
+            return
+        # us-east-1 is the region that may not be named as a location.
+        place: Any = (
+            {"CreateBucketConfiguration": {"LocationConstraint": self.spec.region}}
+            if self.spec.aws and self.spec.region != "us-east-1"
+            else {}
+        )
+        with self._told("create"):
+            try:
+                self.client.create_bucket(Bucket=self.bucket, **place)
+            except ClientError as error:
+                if error_code(error) != "BucketAlreadyOwnedByYou" and not self.bucket_exists():
+                    raise
+
+    def _create_once(self, key: str, body: bytes) -> Created:
+        with self._told("create", key):
+            try:
+                self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
+            except ClientError as error:
+                status = error.response["ResponseMetadata"].get("HTTPStatusCode")
+                if status == 409:
+                    raise _Conflict(error_code(error)) from error
+                if status != 412:
+                    raise
+            else:
+                return Created(won=True, body=body)
+        stored = self.get_if_exists(key)
+        if stored is None:
+            raise _Conflict("it was there and is gone: somebody deletes it")
+        return Created(won=stored == body, body=stored)
+
+    def _read(self, operation: str, key: str, **how: Any) -> bytes:
+        def once() -> bytes:
+            answer = self.client.get_object(Bucket=self.bucket, Key=key, **how)
+            return answer["Body"].read()
+
+        # botocore retries until the headers are there, not when the body breaks off after them.
+        broken: tuple[type[BotoCoreError], ...] = (
+            HTTPClientError,
+            IncompleteReadError,
+            FlexibleChecksumError,
+        )
+        retrying = Retrying(
+            retry=retry_if_exception_type(broken),
+            stop=stop_after_attempt(3),
+            wait=wait_random_exponential(multiplier=0.1, max=5.0),
+            reraise=True,
+        )
+        with self._told(operation, key):
+            return retrying(once)
+
+    def _pages(self, prefix: str, **how: Any) -> Iterator[Any]:
+        pages = iter(
+            self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=prefix, **how
+            )
+        )
+        while True:
+            with self._told("list", prefix):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield page
+
+    def _require_bucket(self) -> None:
+        """A HEAD answers 404 for a missing bucket as well, which must not read as "no object"."""
+        if not self._bucket_seen and not self.bucket_exists():
+            raise StoreError(
+                f"{self._request('look for')} failed: there is no such bucket; create the bucket, "
+                "or correct `store.bucket`"
+            )
+
+    def _request(self, operation: str, key: str | None = None) -> Request:
+        return Request(operation=operation, bucket=self.bucket, endpoint=self.endpoint, key=key)
+
+    @contextmanager
+    def _told(self, operation: str, key: str | None = None) -> Iterator[None]:
+        """Turns what botocore raises into a StoreError that says what to do."""
+        try:
+            yield
+        except (BotoCoreError, ClientError) as error:
+            raise explain(error, self._request(operation, key)) from error
+
+    def _make_client(self) -> S3Client:
+        import boto3
+        import botocore.session
+        from botocore.config import Config
+
+        spec = self.spec
+        if spec.credentials_file is not None and not os.access(spec.credentials_file, os.R_OK):
+            raise StoreError(
+                f"store.credentials_file {str(spec.credentials_file)!r} cannot be read on this "
+                "host; put it on a file system that every node mounts, mode 600"
+            )
+        config = Config(
+            region_name=spec.region,
+            retries={"mode": "standard", "total_max_attempts": spec.max_attempts},
+            connect_timeout=spec.connect_timeout_s,
+            read_timeout=spec.read_timeout_s,
+            s3={"addressing_style": spec.addressing_style},
+            request_checksum_calculation=spec.checksums,
+            response_checksum_validation=spec.checksums,
+            max_pool_connections=CONNECTIONS,
+            tcp_keepalive=True,
+            proxies={} if _is_private(spec.endpoint_url) else None,
+        )
+        with self._told("open"):
+            core = botocore.session.Session(profile=spec.profile)
+            if spec.credentials_file is not None:
+                core.set_config_variable("credentials_file", str(spec.credentials_file))
+            session = boto3.Session(botocore_session=core)
+            if session.get_credentials() is None:
+                raise NoCredentialsError
+            return session.client("s3", endpoint_url=spec.endpoint_url, config=config)
+
+
+def _is_private(endpoint_url: str | None) -> bool:
+    """Whether the endpoint is an address that no web proxy of the site could reach for us."""
+    try:
+        return ipaddress.ip_address(urlsplit(endpoint_url or "").hostname or "").is_private
+    except ValueError:
+        return False

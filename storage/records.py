@@ -1,0 +1,380 @@
+"""Every record of the ledger, and the exit codes: what `slurm` and `trainer` tell each other.
+
+Records are frozen dataclasses and, through `encode` and `decode`, the JSON in the object store.
+A record that is created conditionally carries a `nonce`, so that its writer can tell its own write
+from another's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import IntEnum, StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from storage.errors import LedgerError
+
+T = TypeVar("T")
+
+
+class Stage(StrEnum):
+    """The five stages, in the order in which they run."""
+
+    VALIDATE = "validate"
+    SHARD = "shard"
+    SMOKE = "smoke"
+    TRAIN = "train"
+    PRUNE = "prune"
+
+
+class ExitCode(IntEnum):
+    """How a job leaves. The values stay clear of the shell's, Python's and of 128 + signal."""
+
+    DONE = 0
+    CRASHED = 1
+    RESUME = 75
+    DIVERGED = 80
+    BAD_CONFIG = 81
+    BAD_DATA = 82
+    HANG = 83
+    OUT_OF_MEMORY = 84
+    FENCED = 85
+    STORAGE = 86
+    NO_CHECKPOINT = 87
+
+
+class Kind(StrEnum):
+    """What kind of end an attempt had."""
+
+    DONE = "done"
+    HARDWARE = "hardware"
+    NETWORK = "network"
+    CASCADE = "cascade"
+    MEMORY = "memory"
+    TIME = "time"
+    PREEMPTED = "preempted"
+    OPERATOR = "operator"
+    SITE = "site"
+    OUTPUT = "output"
+    STORAGE = "storage"
+    CODE = "code"
+    DATA = "data"
+    NUMERIC = "numeric"
+    HANG = "hang"
+    LOST = "lost"
+    FENCED = "fenced"
+    UNKNOWN = "unknown"
+
+
+class Action(StrEnum):
+    """What follows an attempt's end."""
+
+    DONE = "done"
+    RESUME = "resume"
+    RETRY_ELSEWHERE = "retry elsewhere"
+    STEP_BACK = "step back"
+    GIVE_UP = "give up"
+    STOP = "stop"
+
+
+class Why(StrEnum):
+    """Why an attempt was made."""
+
+    FIRST = "first"
+    RESUMED = "resumed"
+    RETRIED = "retried"
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class CommitRef:
+    """Names one committed checkpoint."""
+
+    step: int
+    attempt: int
+    save: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """`<n>.json`: an attempt, before it exists in Slurm. Only its creator may call sbatch."""
+
+    run: str
+    stage: Stage
+    unit: str
+    attempt: int
+    token: str
+    nonce: str
+    cluster: str
+    user: str
+    why: Why
+    after: int | None
+    nodes: int
+    ranks_per_node: int
+    node_list: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    fingerprint: str
+    floor: CommitRef | None = None
+    ceiling: int | None = None
+    skip_data: tuple[tuple[int, int], ...] = ()
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobIdentity:
+    """A Slurm job is its id *and* its token: ids are reused."""
+
+    job_id: str
+    step_id: str | None = None
+    token: str
+    restart_count: int = 0
+    host: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """`<n>.start.json`: the register with one winner. `job` is None when the attempt is void."""
+
+    job: JobIdentity | None
+    nodes: tuple[str, ...] = ()
+    nonce: str
+    at: datetime
+
+    @property
+    def is_void(self) -> bool:
+        return self.job is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """`<n>.submitted.json`: what sbatch answered its creator; a hint, never a proof of absence."""
+
+    job_id: str
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """`<n>.resume.json`: what all ranks loaded and verified, before the first step."""
+
+    source: CommitRef | None
+    world_size: int
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """`<n>.loading.json`: a reader's marker, put before it reads the sweep journals."""
+
+    candidates: tuple[CommitRef, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """`<n>.cancel.json`: who cancels and why, written before scancel."""
+
+    who: str
+    why: str
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exit:
+    """`<n>.exit.json`: the job's own last word; the first writer wins."""
+
+    code: int
+    rank: int | None
+    node: str
+    error: str = ""
+    outputs: Mapping[str, Any] = field(default_factory=dict)
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why an attempt ended: the kind, the nodes to blame, and what says so."""
+
+    kind: Kind
+    culprit_nodes: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def message(self) -> str:
+        blame = f" on {', '.join(self.culprit_nodes)}" if self.culprit_nodes else ""
+        detail = f": {self.evidence[0]}" if self.evidence else ""
+        return f"{self.kind.value}{blame}{detail}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What follows from a diagnosis."""
+
+    action: Action
+    reason: str
+    exclude_nodes: tuple[str, ...] = ()
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """`<n>.end.json`: the diagnosis and decision that everybody acts on; closes the attempt."""
+
+    diagnosis: Diagnosis
+    decision: Decision
+    by: str
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """`<n>.heartbeat.<node>.json`: overwritten every few seconds by the node's first rank."""
+
+    node: str
+    sequence: int
+    step: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecord:
+    """A finished stage; its existence is what lets the stage be skipped."""
+
+    stage: Stage
+    fingerprint: str
+    generation: int
+    outputs: Mapping[str, Any]
+    attempts: tuple[int, ...]
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """`run.json`: the spec as first seen, the code's version and what the store's probe found."""
+
+    run: str
+    spec: Mapping[str, Any]
+    code: str
+    git_commit: str | None
+    git_dirty: bool | None
+    store_probe: Mapping[str, Any]
+    nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """One object of a save: its key, size and CRC64-NVME (base64, as S3 writes it)."""
+
+    key: str
+    size_bytes: int
+    crc64nvme: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDone:
+    """`done.<rank>.json`: this rank's part of the save is in the store, with these checksums."""
+
+    save: str
+    step: int
+    rank: int
+    files: tuple[FileRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """THE commit: the one small object whose existence makes a checkpoint real."""
+
+    run: str
+    attempt: int
+    step: int
+    save: str
+    world_size: int
+    mesh: Mapping[str, int]
+    metadata: FileRecord
+    files: tuple[FileRecord, ...]
+    samples_consumed: int
+    samples_hash: str
+    dataset_id: str
+    model_hash: str
+    metrics: Mapping[str, float]
+    nonce: str
+    at: datetime
+
+    @property
+    def ref(self) -> CommitRef:
+        return CommitRef(step=self.step, attempt=self.attempt, save=self.save)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.metadata.size_bytes + sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepJournal:
+    """`sweeps/<id>.json`: what a sweeper means to delete. A save named here never counts again."""
+
+    sweep: str
+    refs: tuple[CommitRef, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt as the ledger shows it: the intent and whatever records lie beside it."""
+
+    intent: Intent
+    submitted: Submitted | None = None
+    start: Start | None = None
+    resume: Resume | None = None
+    cancel: Cancel | None = None
+    exit: Exit | None = None
+    end: End | None = None
+    heartbeats: tuple[Heartbeat, ...] = ()
+
+    @property
+    def number(self) -> int:
+        return self.intent.attempt
+
+    @property
+    def is_open(self) -> bool:
+        return self.end is None
+
+
+def new_nonce() -> str:
+    """64 random bits, as 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+@lru_cache(maxsize=None)
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def encode(record: object) -> bytes:
+    """The record's JSON, as it stands in the object store."""
+    return _adapter(type(record)).dump_json(record, indent=1)
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """The record in `body`.
+
+    Raises:
+        LedgerError: it is not JSON, or not of this kind.
+    """
+    try:
+        record: T = _adapter(kind).validate_json(body)
+    except ValidationError as error:
+        raise LedgerError(f"not a {kind.__name__} record: {error}") from None
+    return record

@@ -1,0 +1,1 @@
+"""From raw documents to token shards, and from shards to a proven order of samples."""

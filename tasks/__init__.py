@@ -1,0 +1,1 @@
+"""One stage each: submit, watch, judge, show."""

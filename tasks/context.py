@@ -1,0 +1,51 @@
+"""What every stage needs to run its jobs: the places, the records, the rules and the watchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm.cluster import Cluster
+from slurm.snapshot import Snapshot
+from slurm.spec import ClusterSpec, RetrySpec
+from storage.ledger import Ledger
+from storage.records import Stage
+from storage.spec import StoreSpec
+from tasks.eyes import Eyes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """One run being carried out by one engine. `store` is resolved: it names an endpoint."""
+
+    run: str
+    workdir: Path
+    cluster: Cluster
+    cluster_spec: ClusterSpec
+    retry: RetrySpec
+    store: StoreSpec
+    ledger: Ledger
+    snapshot: Snapshot
+    eyes: Eyes
+    forced: frozenset[Stage] = frozenset()
+    unfit_nodes: frozenset[str] = frozenset()
+
+    def attempt_folder(self, stage: Stage, attempt: int) -> Path:
+        return self.workdir / self.run / stage / f"{attempt:04d}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """A piece of a stage that one job carries out, as often as it takes."""
+
+    name: str
+    entry: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int = 1
+    ranks_per_node: int = 1
+    node_list: tuple[str, ...] = ()
+    time_limit_min: int | None = None
+    resumes: bool = False
+    tries: int | None = None

@@ -1,0 +1,117 @@
+"""The trainer's part of the spec: model, batch, schedule, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from storage.spec import Model
+
+
+class ModelSpec(Model):
+    """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    dim: int = Field(128, ge=8, description="Width of the residual stream.")
+    layers: int = Field(4, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int | None = Field(None, ge=1, description="By default as many as heads.")
+    ffn_dim: int | None = Field(None, ge=8, description="By default 8/3 · dim, up to 64s.")
+    vocab: int | None = Field(None, ge=2, description="By default the tokenizer's, up to 64s.")
+    rope_theta: float = Field(10_000.0, gt=0)
+    norm_eps: float = Field(1e-5, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> ModelSpec:
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise ValueError(
+                f"dim {self.dim} must be an even multiple of heads {self.heads}; "
+                f"the nearest above is {-(-self.dim // (2 * self.heads)) * 2 * self.heads}"
+            )
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
+        return self
+
+
+class ScheduleSpec(Model):
+    """Learning rate as a pure function of the step: linear warm-up, then cosine."""
+
+    peak_lr: float = Field(3e-4, gt=0)
+    warmup_steps: int = Field(100, ge=0)
+    min_ratio: float = Field(0.1, ge=0, le=1, description="Final rate as a part of the peak.")
+
+
+class OptimizerSpec(Model):
+    """AdamW and gradient clipping."""
+
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_norm: float = Field(1.0, gt=0)
+
+
+class CheckpointSpec(Model):
+    """When a checkpoint is saved."""
+
+    every_steps: int = Field(500, ge=1)
+
+
+class TrainSpec(Model):
+    """The training job. A global batch is `global_batch` sequences of `sequence` tokens."""
+
+    model: ModelSpec = ModelSpec()
+    steps: int = Field(1_000, ge=1)
+    sequence: int = Field(512, ge=2, description="Tokens a sequence.")
+    global_batch: int = Field(64, ge=1, description="Sequences a step, over all ranks.")
+    micro_batch: int = Field(4, ge=1, description="Sequences a rank takes at once.")
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = Field(0, ge=0)
+    schedule: ScheduleSpec = ScheduleSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    validate_every_steps: int = Field(500, ge=1)
+    validate_batches: int = Field(8, ge=1, description="Global batches of the held-out split.")
+    log_every_steps: int = Field(10, ge=1)
+    start_timeout_s: float = Field(600.0, gt=0, description="Bound on start-up collectives.")
+    step_timeout_s: float = Field(300.0, gt=0, description="Bound on collectives in training.")
+    threads: int = Field(1, ge=1, description="CPU threads a rank.")
+
+    @model_validator(mode="after")
+    def _warmup_is_shorter(self) -> TrainSpec:
+        if self.schedule.warmup_steps > self.steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} must be at most "
+                f"steps {self.steps}; lower one or raise the other"
+            )
+        return self
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro-batches a rank runs before each optimizer step.
+
+        Raises:
+            ValueError: the global batch is no multiple of micro_batch × world_size.
+        """
+        per_pass = self.micro_batch * world_size
+        if self.global_batch % per_pass:
+            raise ValueError(
+                f"global_batch {self.global_batch} must be a multiple of micro_batch "
+                f"{self.micro_batch} × {world_size} ranks = {per_pass}; the nearest above is "
+                f"{-(-self.global_batch // per_pass) * per_pass}"
+            )
+        return self.global_batch // per_pass
+
+
+class SmokeRun(Model):
+    """A rung: run so many steps, measure those after the warm-up, save nothing."""
+
+    steps: int = Field(ge=2)
+    warmup_steps: int = Field(ge=1)
+
+
+class TrainerJob(Model):
+    """The payload of a `trainer.main` job. `smoke` is None for the training itself."""
+
+    train: TrainSpec
+    manifest_key: str
+    smoke: SmokeRun | None = None
