@@ -6,18 +6,16 @@ talks to boto3, so that deadlines, retries, put-if-absent and the wording of err
 
 from __future__ import annotations
 
-import ipaddress
+import io
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -25,24 +23,23 @@ from botocore.exceptions import (
     FlexibleChecksumError,
     HTTPClientError,
     IncompleteReadError,
-    NoCredentialsError,
 )
 from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
 from storage.errors import ObjectMissing, StoreError
+from storage.s3_client import make_client
 from storage.spec import StoreSpec
 from storage.store_failures import Request, error_code, explain, is_missing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-T = TypeVar("T")
 Bytes = bytes | bytearray | memoryview
 
 DELETE_BATCH = 1000
 PART_BYTES = 32 * 2**20
-CONNECTIONS = 32
+MAX_KEY_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class DeleteFailure:
     message: str
 
 
-class _Conflict(Exception):
+class _ConflictError(Exception):
     """The store could not decide a conditional write now and asks for another try."""
 
 
@@ -94,7 +91,8 @@ class ObjectStore:
         self.endpoint = spec.endpoint_url or f"AWS S3 in {spec.region}"
         self._pid = os.getpid()
         self._bucket_seen = False
-        self._s3 = self._make_client()
+        with self._told("open"):
+            self._s3 = make_client(spec)
 
     @property
     def client(self) -> S3Client:
@@ -152,13 +150,14 @@ class ObjectStore:
                     key=key,
                     size_bytes=found["ContentLength"],
                     etag=found["ETag"].strip('"'),
-                    last_modified=found["LastModified"],
+                    last_modified=found["LastModified"].astimezone(UTC),
                 )
         self._require_bucket()
         return None
 
     def put(self, key: str, body: Bytes) -> None:
         """Stores the object, over whatever was there."""
+        _require_portable(key)
         with self._told("put", key):
             self.client.put_object(Bucket=self.bucket, Key=key, Body=bytes(body))
 
@@ -170,8 +169,9 @@ class ObjectStore:
         nonce, and are the same on every retry. After a StoreError the outcome is unknown; calling
         again with the same body settles it.
         """
+        _require_portable(key)
         retrying = Retrying(
-            retry=retry_if_exception_type(_Conflict),
+            retry=retry_if_exception_type(_ConflictError),
             stop=stop_after_attempt(self.spec.max_attempts),
             wait=wait_random_exponential(multiplier=0.1, max=5.0),
         )
@@ -190,28 +190,24 @@ class ObjectStore:
         """Stores large data: parts in parallel, each with a checksum; small data in one put.
 
         The object appears whole or not at all; when a part fails for good the upload is aborted.
-        Holds up to about `threads + 1` parts in memory.
+        Holds `threads` parts in memory.
         """
-        from boto3.exceptions import S3UploadFailedError
         from boto3.s3.transfer import TransferConfig
 
-        checksum = (
-            {"ChecksumAlgorithm": "CRC64NVME"} if self.spec.checksums == "when_supported" else {}
-        )
+        _require_portable(key)
         config = TransferConfig(
             multipart_threshold=part_bytes,
             multipart_chunksize=part_bytes,
             max_concurrency=threads,
             preferred_transfer_client="classic",
         )
-        source = data.open("rb") if isinstance(data, Path) else BytesIO(data)
+        config.max_in_memory_upload_chunks = threads
+        checksum = (
+            {"ChecksumAlgorithm": "CRC64NVME"} if self.spec.checksums == "when_supported" else {}
+        )
+        source = data.open("rb") if isinstance(data, Path) else cast(BinaryIO, _Window(data))
         with source, self._told("upload", key):
-            try:
-                self.client.upload_fileobj(
-                    source, self.bucket, key, ExtraArgs=checksum, Config=config
-                )
-            except S3UploadFailedError as error:
-                raise error.__cause__ or error
+            self.client.upload_fileobj(source, self.bucket, key, ExtraArgs=checksum, Config=config)
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """All objects below a prefix, in the order of their keys, a page at a time."""
@@ -221,7 +217,7 @@ class ObjectStore:
                     key=entry["Key"],
                     size_bytes=entry["Size"],
                     etag=entry["ETag"].strip('"'),
-                    last_modified=entry["LastModified"],
+                    last_modified=entry["LastModified"].astimezone(UTC),
                 )
 
     def list_prefixes(self, prefix: str) -> Iterator[str]:
@@ -301,14 +297,14 @@ class ObjectStore:
             except ClientError as error:
                 status = error.response["ResponseMetadata"].get("HTTPStatusCode")
                 if status == 409:
-                    raise _Conflict(error_code(error)) from error
+                    raise _ConflictError(error_code(error)) from error
                 if status != 412:
                     raise
             else:
                 return Created(won=True, body=body)
         stored = self.get_if_exists(key)
         if stored is None:
-            raise _Conflict("it was there and is gone: somebody deletes it")
+            raise _ConflictError("it was there and is gone: somebody deletes it")
         return Created(won=stored == body, body=stored)
 
     def _read(self, operation: str, key: str, **how: Any) -> bytes:
@@ -363,42 +359,40 @@ class ObjectStore:
         except (BotoCoreError, ClientError) as error:
             raise explain(error, self._request(operation, key)) from error
 
-    def _make_client(self) -> S3Client:
-        import boto3
-        import botocore.session
-        from botocore.config import Config
 
-        spec = self.spec
-        if spec.credentials_file is not None and not os.access(spec.credentials_file, os.R_OK):
-            raise StoreError(
-                f"store.credentials_file {str(spec.credentials_file)!r} cannot be read on this "
-                "host; put it on a file system that every node mounts, mode 600"
-            )
-        config = Config(
-            region_name=spec.region,
-            retries={"mode": "standard", "total_max_attempts": spec.max_attempts},
-            connect_timeout=spec.connect_timeout_s,
-            read_timeout=spec.read_timeout_s,
-            s3={"addressing_style": spec.addressing_style},
-            request_checksum_calculation=spec.checksums,
-            response_checksum_validation=spec.checksums,
-            max_pool_connections=CONNECTIONS,
-            tcp_keepalive=True,
-            proxies={} if _is_private(spec.endpoint_url) else None,
+class _Window(io.RawIOBase):
+    """A buffer as a file, so that an upload copies one part at a time and never the whole."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._view = memoryview(data).cast("B")
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = None if size is None or size < 0 else self._position + size
+        taken = bytes(self._view[self._position : end])
+        self._position += len(taken)
+        return taken
+
+
+def _require_portable(key: str) -> None:
+    """Refuses keys that some stores take for a folder, or file under another name."""
+    parts = key.split("/")
+    if not {"", ".", ".."}.isdisjoint(parts) or len(key.encode()) > MAX_KEY_BYTES:
+        raise StoreError(
+            f"the key {key!r} is not fit for every store: it must not begin or end with '/', hold "
+            f"'//', '.' or '..' as a part, nor exceed {MAX_KEY_BYTES} bytes"
         )
-        with self._told("open"):
-            core = botocore.session.Session(profile=spec.profile)
-            if spec.credentials_file is not None:
-                core.set_config_variable("credentials_file", str(spec.credentials_file))
-            session = boto3.Session(botocore_session=core)
-            if session.get_credentials() is None:
-                raise NoCredentialsError
-            return session.client("s3", endpoint_url=spec.endpoint_url, config=config)
-
-
-def _is_private(endpoint_url: str | None) -> bool:
-    """Whether the endpoint is an address that no web proxy of the site could reach for us."""
-    try:
-        return ipaddress.ip_address(urlsplit(endpoint_url or "").hostname or "").is_private
-    except ValueError:
-        return False
