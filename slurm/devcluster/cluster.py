@@ -1,0 +1,432 @@
+"""Bring a dev cluster up, look at it, unplug its nodes, and take it away without a trace.
+
+Coming up is a list of steps that each make only what is missing, so one call serves for a first
+start, for the repair of a cluster that lost a daemon, and after a start that was killed half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slurm.devcluster import config, daemons, hosts, machine
+from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.config import DEFAULT_BASE, HEAD, ClusterShape, Layout
+from slurm.devcluster.daemons import Daemon
+from slurm.devcluster.errors import DevClusterError
+from storage.errors import SpecError
+
+Say = Callable[[str], None]
+Outcome = Literal["created", "repaired", "already up"]
+
+_LOCK_TIMEOUT_S = 180.0
+_DAEMON_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 20.0
+_ABSENT_STATES = ("down", "unk", "fail", "future")
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    name: str
+    host: str
+    pid: int | None
+    log: Path
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    name: str
+    state: str
+    """As Slurm says it; ``*`` at its end means that the node does not answer."""
+    is_plugged_in: bool
+    address: str
+
+    @property
+    def is_present(self) -> bool:
+        return not self.state.endswith("*") and not self.state.startswith(_ABSENT_STATES)
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    shape: ClusterShape
+    daemons: tuple[DaemonStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+
+    @property
+    def is_up(self) -> bool:
+        return all(daemon.pid is not None for daemon in self.daemons) and all(
+            node.is_present for node in self.nodes
+        )
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+class DevCluster:
+    """One dev cluster; the object holds no state of its own, so any number may look at one cluster.
+
+    ``base`` is the directory that holds the state of all clusters, a folder each.
+    """
+
+    def __init__(self, shape: ClusterShape, *, base: Path = DEFAULT_BASE) -> None:
+        self.shape = shape
+        self.layout = Layout(base / shape.name)
+
+    @classmethod
+    def load(cls, name: str, *, base: Path = DEFAULT_BASE) -> DevCluster:
+        """The cluster that was brought up under a name.
+
+        Raises:
+            DevClusterError: there is none.
+        """
+        shape = _stored_shape(Layout(base / name))
+        if shape is None:
+            raise DevClusterError(
+                f"there is no dev cluster {name!r} in {base}; bring it up with `headrace dev up`"
+            )
+        return cls(shape, base=base)
+
+    @staticmethod
+    def stored_shape(name: str, *, base: Path = DEFAULT_BASE) -> ClusterShape | None:
+        """The shape that a cluster was brought up with, None where there is none."""
+        return _stored_shape(Layout(base / name))
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.layout.slurm_conf
+
+    @property
+    def host(self) -> str:
+        """Address of this machine as the nodes see it; servers for them must listen there."""
+        return str(self.shape.bridge_address)
+
+    def env(self) -> dict[str, str]:
+        """What Slurm's commands and Headrace need in the environment to use this cluster."""
+        return {"SLURM_CONF": str(self.slurm_conf), "HEADRACE_DEV_HOST": self.host}
+
+    def up(self, say: Say = _silent) -> Outcome:
+        """Make the cluster run, whatever of it is there already.
+
+        Raises:
+            DevClusterUnavailable: this machine cannot carry one.
+            DevClusterError: it runs with another shape, or a part of it does not start.
+        """
+        machine.check_privileges()
+        machine.check_programs()
+        with _lock(self.shape.name):
+            hosts.check_owner(cluster=self.shape.name, layout=self.layout)
+            existed = self._check_same_shape()
+            if existed and (status := self._status()).is_up and _all_plugged_in(status):
+                return "already up"
+            hosts.check_subnet_free(self.shape)
+            tree = CgroupTree.of(self.shape.name)
+            say("writing the configuration")
+            self._write_files(tree)
+            say(f"cabling {len(self.shape.nodes)} nodes to {self.shape.bridge}")
+            hosts.ensure_network(shape=self.shape, layout=self.layout)
+            for host in self.shape.hosts:
+                quota = None if host == HEAD else self.shape.cpu_quota
+                tree.create(host, cpu_quota=quota)
+            self._start_daemons(tree, say)
+            self._wait_for_nodes(say)
+            return "repaired" if existed else "created"
+
+    def down(self, say: Say = _silent) -> None:
+        """Remove every trace of the cluster; harmless where there is none."""
+        remove(self.shape.name, base=self.layout.root.parent, say=say)
+
+    def status(self) -> ClusterStatus:
+        """What runs and what Slurm says of the nodes."""
+        machine.check_privileges()
+        return self._status()
+
+    def pid(self, daemon_name: str, *, host: str = HEAD) -> int | None:
+        """Process id of a running daemon: ``slurmctld``, ``slurmdbd``, ``slurmd`` of a node ..."""
+        tree = CgroupTree.of(self.shape.name)
+        for daemon in daemons.all_daemons(self.shape, self.layout):
+            if (daemon.name, daemon.host) == (daemon_name, host):
+                return daemons.running_pid(
+                    daemon, shape=self.shape, layout=self.layout, tree=tree
+                )
+        raise DevClusterError(f"dev cluster {self.shape.name!r} runs no {daemon_name} on {host}")
+
+    def cut(self, node: str) -> None:
+        """Unplug a node's network, as if the machine had died."""
+        self._check_node(node)
+        hosts.unplug(shape=self.shape, host=node)
+
+    def heal(self, node: str) -> None:
+        """Plug a node in again; Slurm takes it back by itself."""
+        self._check_node(node)
+        hosts.plug_in(shape=self.shape, host=node)
+
+    def slow(self, node: str, rate: str | None) -> None:
+        """Limit a node's network to a rate such as ``10mbit``; None takes the limit away."""
+        self._check_node(node)
+        hosts.set_rate(shape=self.shape, host=node, rate=rate)
+
+    def cpu_time_s(self, node: str) -> float:
+        """CPU time that everything on a node has used since the cluster came up."""
+        self._check_node(node)
+        return CgroupTree.of(self.shape.name).cpu_time_s(node)
+
+    def _check_node(self, node: str) -> None:
+        if node not in self.shape.nodes:
+            raise SpecError(
+                f"node {node!r}: dev cluster {self.shape.name!r} has "
+                f"{self.shape.nodes[0]} to {self.shape.nodes[-1]}"
+            )
+        machine.check_privileges()
+
+    def _check_same_shape(self) -> bool:
+        """Whether the cluster exists, with this very shape."""
+        stored = _stored_shape(self.layout)
+        if stored is None:
+            if self.layout.root.is_dir() and any(self.layout.root.iterdir()):
+                raise DevClusterError(
+                    f"{self.layout.root} is not empty and holds no dev cluster; choose another "
+                    "--dir or --name"
+                )
+            return False
+        if stored == self.shape:
+            return True
+        old, new = dataclasses.asdict(stored), dataclasses.asdict(self.shape)
+        changes = ", ".join(f"{key} {old[key]} -> {new[key]}" for key in old if old[key] != new[key])
+        raise DevClusterError(
+            f"dev cluster {self.shape.name!r} exists with another shape ({changes}); run "
+            f"`headrace dev down --name {self.shape.name}` first, or choose another --name"
+        )
+
+    def _write_files(self, tree: CgroupTree) -> None:
+        shape, layout = self.shape, self.layout
+        for directory, mode in layout.directories:
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(mode)
+        # First of all files: it is what marks the directory as a cluster's, for a later `down`.
+        _write(layout.shape_json, json.dumps(dataclasses.asdict(shape), indent=2) + "\n")
+        _write(layout.slurm_conf, config.slurm_conf(shape=shape, layout=layout))
+        _write(layout.slurmdbd_conf, config.slurmdbd_conf(shape=shape, layout=layout), mode=0o600)
+        _write(layout.cgroup_conf, config.cgroup_conf(cgroup_version=tree.version))
+        _write(layout.gres_conf, config.gres_conf(shape=shape, layout=layout))
+        machine_name = socket.gethostname()
+        _write(layout.hosts_file, config.hosts_text(shape=shape, machine=machine_name))
+        _write(layout.nsswitch_conf, config.nsswitch_text())
+        for index in range(shape.gpus_per_node):
+            _make_gpu(layout.gpu(index))
+        if not layout.munge_key.exists():
+            _write(layout.munge_key, secrets.token_hex(64), mode=0o600)
+        for host in shape.hosts:
+            script = hosts.entry_script(shape=shape, layout=layout, host=host, tree=tree)
+            _write(layout.entry_script(host), script)
+
+    def _start_daemons(self, tree: CgroupTree, say: Say) -> None:
+        layout = self.layout
+        munged, mariadbd, slurmdbd, slurmctld, *slurmds = daemons.all_daemons(self.shape, layout)
+        self._ensure(munged, tree, say, lambda: daemons.accepts(layout.munge_socket))
+        for slurmd in slurmds:
+            self._ensure(slurmd, tree, say)
+        if not layout.database.exists():
+            say("making the accounting database")
+            daemons.initialise_database(layout)
+        head = str(self.shape.address(HEAD))
+        self._ensure(mariadbd, tree, say, lambda: daemons.accepts(layout.database_socket))
+        self._ensure(slurmdbd, tree, say, lambda: daemons.accepts(head, config.SLURMDBD_PORT))
+        self._register()
+        self._ensure(slurmctld, tree, say, lambda: daemons.accepts(head, config.SLURMCTLD_PORT))
+
+    def _ensure(
+        self,
+        daemon: Daemon,
+        tree: CgroupTree,
+        say: Say,
+        ready: Callable[[], bool] | None = None,
+    ) -> None:
+        """Start a daemon unless it runs, and wait until it serves."""
+        if daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree) is None:
+            say(f"starting {daemon.name} on {daemon.host}")
+            daemons.kill(daemon, layout=self.layout)
+            daemons.start(daemon, layout=self.layout)
+        if ready is not None:
+            daemons.wait_for(daemon, ready, layout=self.layout, timeout_s=_DAEMON_TIMEOUT_S)
+
+    def _register(self) -> None:
+        """Make the cluster known to the accounting, without which slurmctld does not start."""
+        if self._slurm("sacctmgr", "-nP", "show", "cluster", "format=cluster").split():
+            return
+        self._slurm("sacctmgr", "-i", "add", "cluster", self.shape.name)
+
+    def _wait_for_nodes(self, say: Say) -> None:
+        deadline = time.monotonic() + _DAEMON_TIMEOUT_S
+        while True:
+            states = self._node_states()
+            absent = [
+                name
+                for name in self.shape.nodes
+                if not NodeStatus(name, states.get(name, "unknown"), True, "").is_present
+            ]
+            if not absent:
+                return
+            say(f"waiting for {', '.join(absent)}")
+            if time.monotonic() > deadline:
+                slurmd = daemons.slurmd(self.layout, absent[0])
+                raise DevClusterError(
+                    f"nodes {', '.join(absent)} did not register within {_DAEMON_TIMEOUT_S:.0f} s\n"
+                    f"{daemons.log_tail(slurmd.log(self.layout))}"
+                )
+            time.sleep(0.1)
+
+    def _status(self) -> ClusterStatus:
+        tree = CgroupTree.of(self.shape.name)
+        found = tuple(
+            DaemonStatus(
+                name=daemon.name,
+                host=daemon.host,
+                pid=daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree),
+                log=daemon.log(self.layout),
+            )
+            for daemon in daemons.all_daemons(self.shape, self.layout)
+        )
+        runs = {daemon.name for daemon in found if daemon.pid is not None}
+        states = self._node_states() if {"munged", "slurmctld"} <= runs else {}
+        nodes = tuple(
+            NodeStatus(
+                name=node,
+                state=states.get(node, "unknown"),
+                is_plugged_in=hosts.is_plugged_in(shape=self.shape, host=node),
+                address=str(self.shape.address(node)),
+            )
+            for node in self.shape.nodes
+        )
+        return ClusterStatus(shape=self.shape, daemons=found, nodes=nodes)
+
+    def _node_states(self) -> dict[str, str]:
+        try:
+            text = self._slurm("sinfo", "-h", "-N", "-o", "%N %T")
+        except DevClusterError:
+            return {}
+        return dict(line.split(maxsplit=1) for line in text.splitlines())
+
+    def _slurm(self, *argv: str) -> str:
+        environment = {**os.environ, **self.env()}
+        try:
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_TIMEOUT_S,
+                env=environment,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DevClusterError(
+                f"`{' '.join(argv)}` did not end within {_COMMAND_TIMEOUT_S:.0f} s"
+            ) from error
+        if done.returncode != 0:
+            raise DevClusterError(f"`{' '.join(argv)}` failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+
+def remove(name: str, *, base: Path = DEFAULT_BASE, say: Say = _silent) -> None:
+    """Take a cluster down by its name alone, so that one with a damaged state can go, too.
+
+    Raises:
+        DevClusterError: the name belongs to a cluster elsewhere, or the directory to somebody else.
+    """
+    shape = ClusterShape(name=name)
+    layout = Layout(base / name)
+    machine.check_privileges()
+    with _lock(shape.name):
+        hosts.check_owner(cluster=name, layout=layout)
+        if layout.root.is_dir() and any(layout.root.iterdir()) and not layout.shape_json.exists():
+            raise DevClusterError(
+                f"{layout.root} holds no dev cluster ({layout.shape_json.name} is missing) and is "
+                "left alone; remove it by hand if it is yours"
+            )
+        tree = CgroupTree.of(name)
+        say("stopping daemons and jobs")
+        tree.kill()
+        say("removing the network")
+        hosts.delete_network(name)
+        say("removing cgroups and files")
+        tree.remove()
+        hosts.unmount_below(layout.root)
+        _remove_files(layout)
+        if base == DEFAULT_BASE:
+            with contextlib.suppress(OSError):
+                base.rmdir()
+
+
+def _remove_files(layout: Layout) -> None:
+    """The mark of a cluster goes last: killed half-way, `down` can be run again."""
+    if not layout.root.is_dir():
+        return
+    for entry in layout.root.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry != layout.shape_json:
+            entry.unlink()
+    layout.shape_json.unlink(missing_ok=True)
+    layout.root.rmdir()
+
+
+def _stored_shape(layout: Layout) -> ClusterShape | None:
+    try:
+        return ClusterShape(**json.loads(layout.shape_json.read_text()))
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError) as error:
+        raise DevClusterError(
+            f"{layout.shape_json} was written by another version or is damaged ({error}); run "
+            f"`headrace dev down --name {layout.root.name}` first"
+        ) from error
+
+
+def _all_plugged_in(status: ClusterStatus) -> bool:
+    return all(node.is_plugged_in for node in status.nodes)
+
+
+def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file in one step: a killed `up` leaves the old one or the new one."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.touch(mode=mode)
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    fresh.replace(path)
+
+
+def _make_gpu(path: Path) -> None:
+    """A device that Slurm takes for a GPU: it looks at the type of the file only."""
+    if not path.exists():
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/null").st_rdev)
+
+
+@contextlib.contextmanager
+def _lock(name: str) -> Iterator[None]:
+    """One `up` or `down` at a time: an abstract socket, which no crash and no file outlives."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        while True:
+            try:
+                held.bind(f"\0headrace-dev-{name}")
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise DevClusterError(
+                        f"another process has been bringing dev cluster {name!r} up or down for "
+                        f"{_LOCK_TIMEOUT_S:.0f} s; wait for it or stop it"
+                    ) from error
+                time.sleep(0.1)
+        yield
