@@ -91,7 +91,7 @@ class ObjectStore:
         self.endpoint = spec.endpoint_url or f"AWS S3 in {spec.region}"
         self._pid = os.getpid()
         self._bucket_seen = False
-        with self._told("open"):
+        with self.explained("open"):
             self._s3 = make_client(spec)
 
     @property
@@ -138,7 +138,7 @@ class ObjectStore:
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size, ETag and time of an object, or None where there is none."""
-        with self._told("head", key):
+        with self.explained("head", key):
             try:
                 found = self.client.head_object(Bucket=self.bucket, Key=key)
             except ClientError as error:
@@ -158,7 +158,7 @@ class ObjectStore:
     def put(self, key: str, body: Bytes) -> None:
         """Stores the object, over whatever was there."""
         _require_portable(key)
-        with self._told("put", key):
+        with self.explained("put", key):
             self.client.put_object(Bucket=self.bucket, Key=key, Body=bytes(body))
 
     def create(self, key: str, body: bytes) -> Created:
@@ -205,8 +205,8 @@ class ObjectStore:
         checksum = (
             {"ChecksumAlgorithm": "CRC64NVME"} if self.spec.checksums == "when_supported" else {}
         )
-        source = data.open("rb") if isinstance(data, Path) else cast(BinaryIO, _Window(data))
-        with source, self._told("upload", key):
+        source = data.open("rb") if isinstance(data, Path) else cast("BinaryIO", _Window(data))
+        with source, self.explained("upload", key):
             self.client.upload_fileobj(source, self.bucket, key, ExtraArgs=checksum, Config=config)
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ObjectInfo]:
@@ -234,7 +234,7 @@ class ObjectStore:
         failures: list[DeleteFailure] = []
         remaining = iter(dict.fromkeys(keys))
         while batch := list(islice(remaining, DELETE_BATCH)):
-            with self._told(f"delete of {len(batch)} keys, the first being", batch[0]):
+            with self.explained(f"delete of {len(batch)} keys, the first being", batch[0]):
                 answer = self.client.delete_objects(
                     Bucket=self.bucket,
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
@@ -251,7 +251,7 @@ class ObjectStore:
 
     def now(self) -> datetime:
         """The store's own clock, in whole seconds: ages are never told by the clock of a node."""
-        with self._told("read the clock of"):
+        with self.explained("read the clock of"):
             answer = self.client.head_bucket(Bucket=self.bucket)
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
         if date is None:
@@ -263,7 +263,7 @@ class ObjectStore:
 
     def bucket_exists(self) -> bool:
         """Whether the bucket is there. Raises StoreError when it is but may not be used."""
-        with self._told("look for"):
+        with self.explained("look for"):
             try:
                 self.client.head_bucket(Bucket=self.bucket)
             except ClientError as error:
@@ -283,7 +283,7 @@ class ObjectStore:
             if self.spec.aws and self.spec.region != "us-east-1"
             else {}
         )
-        with self._told("create"):
+        with self.explained("create"):
             try:
                 self.client.create_bucket(Bucket=self.bucket, **place)
             except ClientError as error:
@@ -291,7 +291,7 @@ class ObjectStore:
                     raise
 
     def _create_once(self, key: str, body: bytes) -> Created:
-        with self._told("create", key):
+        with self.explained("create", key):
             try:
                 self.client.put_object(Bucket=self.bucket, Key=key, Body=body, IfNoneMatch="*")
             except ClientError as error:
@@ -324,7 +324,7 @@ class ObjectStore:
             wait=wait_random_exponential(multiplier=0.1, max=5.0),
             reraise=True,
         )
-        with self._told(operation, key):
+        with self.explained(operation, key):
             return retrying(once)
 
     def _pages(self, prefix: str, **how: Any) -> Iterator[Any]:
@@ -334,7 +334,7 @@ class ObjectStore:
             )
         )
         while True:
-            with self._told("list", prefix):
+            with self.explained("list", prefix):
                 page = next(pages, None)
             if page is None:
                 return
@@ -352,7 +352,7 @@ class ObjectStore:
         return Request(operation=operation, bucket=self.bucket, endpoint=self.endpoint, key=key)
 
     @contextmanager
-    def _told(self, operation: str, key: str | None = None) -> Iterator[None]:
+    def explained(self, operation: str, key: str | None = None) -> Iterator[None]:
         """Turns what botocore raises into a StoreError that says what to do."""
         try:
             yield
