@@ -1,0 +1,29 @@
+"""What several packages' tests share: one real Slurm cluster for the whole session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from slurm.devcluster import ClusterShape, DevCluster, DevClusterUnavailable
+
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+
+TEST_SHAPE = ClusterShape(name="ht", subnet="10.98.7.0/24", num_nodes=4, cpu_quota=0.4)
+
+
+@pytest.fixture(scope="session")
+def dev_cluster() -> Iterator[DevCluster]:
+    """Four nodes, n1 to n4, of 0.4 cores each; up once for all tests, and down at the end."""
+    cluster = DevCluster(TEST_SHAPE)
+    try:
+        cluster.up(say=print)
+    except DevClusterUnavailable as reason:
+        pytest.skip(f"no dev cluster here: {reason}")
+    try:
+        yield cluster
+    finally:
+        cluster.down()
