@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -11,6 +11,8 @@ from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
 from storage.spec import DataSpec, Model, RetentionSpec, StoreSpec
 from tasks.spec import SmokeSpec
 from trainer.spec import TrainSpec
+
+BYTES = "bytes"
 
 RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$")]
 
@@ -53,3 +55,38 @@ class PipelineSpec(Model):
                 f"{self.cluster.nodes}; drop the higher rungs"
             )
         return self
+
+    def anchored(self, base: Path) -> Self:
+        """The same spec with its relative paths taken from `base`: it then means the same in any
+        process, whatever its working directory."""
+
+        def at(path: Path | None) -> Path | None:
+            return None if path is None else base / path.expanduser()
+
+        def text_at(text: str) -> str:
+            return text if "://" in text else str(at(Path(text)))
+
+        data, store, cluster = self.data, self.store, self.cluster
+        embedded = store.embedded.model_copy(update={"directory": at(store.embedded.directory)})
+        return self.model_copy(
+            update={
+                "workdir": at(self.workdir),
+                "cluster": cluster.model_copy(
+                    update={"slurm_conf": at(cluster.slurm_conf), "python": at(cluster.python)}
+                ),
+                "store": store.model_copy(
+                    update={
+                        "credentials_file": at(store.credentials_file),
+                        "embedded": embedded,
+                    }
+                ),
+                "data": data.model_copy(
+                    update={
+                        "inputs": tuple(text_at(item) for item in data.inputs),
+                        "tokenizer": data.tokenizer
+                        if data.tokenizer == BYTES
+                        else text_at(data.tokenizer),
+                    }
+                ),
+            }
+        )
