@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,17 +74,20 @@ def build_task(
         OSError: the file system failed.
     """
     nonce = new_nonce()
-    with TemporaryDirectory(prefix="headrace-shards-") as folder:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-shards-")))
         writers = {
-            split: ShardWriter(
-                store,
-                keys=keys,
-                task=task,
-                split=split,
-                token_type=narrowest(tokenizer.vocab),
-                shard_tokens=data.shard_tokens,
-                folder=Path(folder),
-                nonce=nonce,
+            split: stack.enter_context(
+                ShardWriter(
+                    store,
+                    keys=keys,
+                    task=task,
+                    split=split,
+                    token_type=narrowest(tokenizer.vocab),
+                    shard_tokens=data.shard_tokens,
+                    folder=folder,
+                    nonce=nonce,
+                )
             )
             for split in SPLITS
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 from awscrt.checksums import crc64nvme
@@ -26,6 +26,7 @@ class ShardWriter:
 
     A document longer than what is left of a shard goes on in the next one, so that shards are of
     one size whatever the documents are. At most one shard lies on the local disk.
+    As a context manager it leaves no file open behind a failure.
     """
 
     def __init__(
@@ -53,6 +54,13 @@ class ShardWriter:
         self._tokens = 0
         self._crc = 0
         self._ends: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
     def add(self, document: NDArray[np.int64], *, end_of_document: int) -> None:
         """Appends the tokens of one document, and the token that ends it."""
