@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,16 @@ def build(store: ObjectStore, folder: Path) -> tuple[Manifest, str]:
 
 
 @pytest.fixture(scope="module")
-def data(store_server: StoreSpec, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, str]:
-    return build(ObjectStore(store_server), tmp_path_factory.mktemp("data"))
+def store(store_server: StoreSpec) -> Iterator[ObjectStore]:
+    """One for all these tests, like the data set, which they only read."""
+    shared = ObjectStore(store_server)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def data(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, str]:
+    return build(store, tmp_path_factory.mktemp("data"))
 
 
 def loader(
