@@ -16,10 +16,12 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+
+import psutil
 
 from storage.embedded_ports import Ports, choose_ports, remove_sockets, require_own_address
 from storage.embedded_process import find_binary, find_process, spawn
@@ -30,10 +32,12 @@ from storage.spec import StoreSpec
 
 PROFILE = "headrace-embedded"
 START_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 10.0
 START_TRIES = 3
 # After this it only waits for idle connections: what was acknowledged is on disk.
 TERMINATE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 20.0
+EXIT_TIMEOUT_S = 2.0
 LOCK_TIMEOUT_S = 120.0
 LOG_BYTES = 16 * 2**20
 LOG_TAIL_BYTES = 3000
@@ -220,7 +224,7 @@ class EmbeddedStore:
                 credentials_file=endpoint.credentials_file,
                 profile=endpoint.profile,
                 connect_timeout_s=2.0,
-                read_timeout_s=10.0,
+                read_timeout_s=READ_TIMEOUT_S,
                 max_attempts=1,
             )
         )
@@ -249,21 +253,22 @@ class EmbeddedStore:
             return
         if self._alive():
             process = find_process(self._path("data"))
-            if process is None:
-                if not self._alive():
-                    return
+            if process is not None:
+                with suppress(psutil.NoSuchProcess):
+                    process.terminate()
+                    if not self._wait_down(TERMINATE_TIMEOUT_S):
+                        process.kill()
+            # One that was killed already is no longer found, but may hold the lock for a moment.
+            if not self._wait_down(KILL_TIMEOUT_S if process is not None else EXIT_TIMEOUT_S):
                 raise StoreError(
-                    f"the embedded store in {str(self.directory)!r} runs on {record.hostname}, not "
-                    "on this host; stop it there"
-                )
-            process.terminate()
-            if not self._wait_down(TERMINATE_TIMEOUT_S):
-                process.kill()
-                if not self._wait_down(KILL_TIMEOUT_S):
-                    raise StoreError(
-                        f"the embedded store's process {process.pid} outlives SIGKILL; its disk "
-                        f"({str(self.directory)!r}) does not answer"
+                    f"the embedded store in {str(self.directory)!r} runs on {record.hostname} and "
+                    "cannot be stopped from here: "
+                    + (
+                        "stop it on that host"
+                        if process is None
+                        else f"its process {process.pid} outlives SIGKILL, so look at its disk"
                     )
+                )
         remove_sockets(record.ports)
 
     def _wait_down(self, timeout_s: float) -> bool:
@@ -303,8 +308,9 @@ class EmbeddedStore:
             return parser[PROFILE]["aws_access_key_id"], parser[PROFILE]["aws_secret_access_key"]
         except (OSError, configparser.Error, KeyError) as error:
             raise StoreError(
-                f"the embedded store's credentials {str(path)!r} cannot be read: {error!r}; "
-                "remove the file, and new ones are made"
+                f"the embedded store's credentials {str(path)!r} cannot be read: "
+                f"{' '.join(str(error).split())}; stop the server, if it runs, and remove the "
+                "file: new ones are made"
             ) from None
 
     def _read_record(self) -> _Record | None:
