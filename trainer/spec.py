@@ -57,6 +57,13 @@ class CheckpointSpec(Model):
     every_steps: int = Field(500, ge=1)
 
 
+class WatchdogSpec(Model):
+    """When a rank that makes no step counts as hung."""
+
+    factor: float = Field(10.0, gt=1, description="Times the median step.")
+    floor_s: float = Field(120.0, gt=0, description="Never sooner than this.")
+
+
 class TrainSpec(Model):
     """The training job. A global batch is `global_batch` sequences of `sequence` tokens."""
 
@@ -75,6 +82,7 @@ class TrainSpec(Model):
     log_every_steps: int = Field(10, ge=1)
     start_timeout_s: float = Field(600.0, gt=0, description="Bound on start-up collectives.")
     step_timeout_s: float = Field(300.0, gt=0, description="Bound on collectives in training.")
+    watchdog: WatchdogSpec = WatchdogSpec()
     threads: int = Field(1, ge=1, description="CPU threads a rank.")
 
     @model_validator(mode="after")

@@ -1,0 +1,224 @@
+"""The training itself: resume, step, look, save, until the last step or until asked to leave."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from typing import Any
+
+import torch.distributed as dist
+
+from storage.checkpoints.load import load_newest
+from storage.checkpoints.save import save_checkpoint
+from storage.job import JobExit
+from storage.records import ExitCode
+from trainer.engine import Engine
+from trainer.model import model_hash
+from trainer.parallel.agree import any_rank
+from trainer.parallel.mesh import SHARD_AXIS, set_timeout
+from trainer.schedule import learning_rate
+from trainer.state import Cursor
+from trainer.step import StepResult
+from trainer.vitals.metrics import MetricsLine, MetricsLog
+from trainer.vitals.split import Part, StepClock
+from trainer.vitals.watchdog import Watchdog
+
+MEDIAN_STEPS = 1024
+"""The speed that is reported at the end is the median over this many steps."""
+
+
+def run_training(engine: Engine) -> dict[str, Any]:
+    """Trains to the last step of the spec. Collective; every rank returns the same.
+
+    Raises:
+        JobExit: asked to leave (everything is saved), fenced, or diverged.
+        CheckpointError: there are commits, but none can be loaded.
+    """
+    with (
+        MetricsLog(engine.context) as metrics,
+        Watchdog(
+            engine.context, spec=engine.train.watchdog, collectives=engine.collectives
+        ) as watchdog,
+    ):
+        return _Training(engine, metrics, watchdog).run()
+
+
+class _Training:
+    def __init__(self, engine: Engine, metrics: MetricsLog, watchdog: Watchdog) -> None:
+        self._engine = engine
+        self._train = engine.train
+        self._context = engine.context
+        self._metrics = metrics
+        self._watchdog = watchdog
+        self._clock = StepClock(engine.collectives, separable=engine.device.type == "cpu")
+        self._model_hash = model_hash(engine.state.model)
+        self._cursor = Cursor()
+        self._logged_step = 0
+        self._step_s: deque[float] = deque(maxlen=MEDIAN_STEPS)
+        self._commits = 0
+
+    def run(self) -> dict[str, Any]:
+        train_loss = self._resume()
+        val_loss: float | None = None
+        while self._cursor.step < self._train.steps:
+            result = self._step()
+            train_loss, val_loss, stop = result.loss, None, result.stop
+            if not stop and self._is_due(self._train.validate_every_steps):
+                val_loss, stop = self._validate()
+            save = stop or self._is_due(self._train.checkpoint.every_steps)
+            if save or val_loss is not None or self._is_due(self._train.log_every_steps):
+                self._log(result, val_loss)
+            if save:
+                self._save(result, val_loss)
+            if stop:
+                raise self._asked_to_leave()
+        if val_loss is None:
+            val_loss, stop = self._validate()
+            if stop:
+                raise self._asked_to_leave()
+        self._metrics.upload()
+        return {
+            "final_step": self._cursor.step,
+            "train_loss": train_loss,
+            "val_loss": val_loss,
+            "tokens_per_s": self._tokens_per_s(),
+            "commits": self._commits,
+        }
+
+    def _resume(self) -> float | None:
+        """Loads the newest commit, if there is one, and returns the loss at its step."""
+        commit = load_newest(
+            self._context,
+            self._engine.state.tensors(),
+            model_hash=self._model_hash,
+            dataset_id=self._engine.manifest.dataset_id,
+        )
+        if commit is not None:
+            self._engine.state.loaded()
+            self._cursor = Cursor.of(commit)
+            self._say(f"resumed from step {commit.step} of attempt {commit.attempt}")
+        dist.barrier()
+        set_timeout(self._engine.mesh, timeout_s=self._train.step_timeout_s)
+        self._logged_step = self._cursor.step
+        self._clock.read(steps=1)
+        return None if commit is None else commit.metrics.get("loss")
+
+    def _step(self) -> StepResult:
+        start = time.perf_counter()
+        step, batch = self._cursor.step + 1, self._train.global_batch
+        with self._clock.part(Part.DATA):
+            samples = self._engine.samples(self._engine.data, self._cursor.samples_consumed, batch)
+        with self._clock.part(Part.COMPUTE):
+            result = self._engine.step.train(samples, batch=batch, rate=self._rate(step), step=step)
+        self._cursor = self._cursor.after_step(samples=batch)
+        self._step_s.append(time.perf_counter() - start)
+        self._watchdog.stepped(step)
+        return result
+
+    def _validate(self) -> tuple[float | None, bool]:
+        """The held-out split's loss, always on the same samples, and whether to leave instead."""
+        batch = self._train.global_batch
+        batches = min(self._train.validate_batches, self._engine.held_out.num_samples // batch)
+        if self._engine.held_out.num_samples == 0:
+            return None, False
+        losses = []
+        with self._watchdog.suspended(), self._clock.part(Part.VALIDATE):
+            for number in range(max(1, batches)):
+                samples = self._engine.samples(self._engine.held_out, number * batch, batch)
+                loss, stop = self._engine.step.evaluate(samples, batch=batch)
+                if stop:
+                    return None, True
+                losses.append(loss)
+        return statistics.fmean(losses), False
+
+    def _log(self, result: StepResult, val_loss: float | None) -> None:
+        step, steps = self._cursor.step, self._train.steps
+        window = self._clock.read(steps=step - self._logged_step)
+        self._logged_step = step
+        tokens_per_s = self._train.global_batch * self._train.sequence / window.step_s
+        line = MetricsLine(
+            step=step,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=self._rate(step),
+            tokens=self._cursor.samples_consumed * self._train.sequence,
+            tokens_per_s=tokens_per_s,
+            step_s=window.step_s,
+            split=window.split,
+            val_loss=val_loss,
+            attempt=self._context.attempt,
+        )
+        self._metrics.write(line)
+        self._context.progress(
+            step=step,
+            loss=result.loss,
+            tokens_per_s=tokens_per_s,
+            eta_s=(steps - step) * window.step_s,
+        )
+        held_out = "" if val_loss is None else f", validation loss {val_loss:.4f}"
+        self._say(
+            f"step {step}/{steps}: loss {result.loss:.4f}{held_out}, {tokens_per_s:,.0f} tokens/s"
+        )
+
+    def _save(self, result: StepResult, val_loss: float | None) -> None:
+        engine = self._engine
+        measured = {"loss": result.loss, "grad_norm": result.grad_norm}
+        if val_loss is not None:
+            measured["val_loss"] = val_loss
+        with self._watchdog.suspended(), self._clock.part(Part.CHECKPOINT):
+            self._leave_if_fenced()
+            self._metrics.upload()
+            commit = save_checkpoint(
+                self._context,
+                engine.state.tensors(),
+                step=self._cursor.step,
+                mesh={SHARD_AXIS: engine.mesh.size()},
+                samples_consumed=self._cursor.samples_consumed,
+                samples_hash=self._cursor.samples_hash,
+                dataset_id=engine.manifest.dataset_id,
+                model_hash=self._model_hash,
+                metrics=measured,
+            )
+        self._commits += 1
+        self._say(f"committed step {commit.step}")
+
+    def _leave_if_fenced(self) -> None:
+        is_first = self._context.identity.rank == 0
+        fenced = any_rank(
+            is_first and self._context.is_fenced(),
+            device=self._engine.device,
+            clock=self._engine.collectives,
+        )
+        if fenced:
+            raise JobExit(
+                ExitCode.FENCED,
+                f"attempt {self._context.attempt} is closed or has a successor, so step "
+                f"{self._cursor.step} is not committed",
+            )
+
+    def _asked_to_leave(self) -> JobExit:
+        step = self._cursor.step
+        return JobExit(
+            ExitCode.RESUME,
+            f"asked to leave; step {step} of {self._train.steps} is committed",
+            outputs={"step": step, "commits": self._commits},
+        )
+
+    def _is_due(self, every_steps: int) -> bool:
+        step = self._cursor.step
+        return step % every_steps == 0 or step == self._train.steps
+
+    def _rate(self, step: int) -> float:
+        return learning_rate(step, schedule=self._train.schedule, steps=self._train.steps)
+
+    def _tokens_per_s(self) -> float | None:
+        """At the median step of this attempt; None where it had nothing left to do."""
+        if not self._step_s:
+            return None
+        tokens = self._train.global_batch * self._train.sequence
+        return tokens / statistics.median(self._step_s)
+
+    def _say(self, text: str) -> None:
+        if self._context.identity.rank == 0:
+            print(text, flush=True)

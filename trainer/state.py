@@ -1,0 +1,89 @@
+"""All that a resumed run needs: weights, Adam's moments, and how far the data were consumed.
+
+Kept as one flat dictionary of tensors, so that a checkpoint holds no objects and is loaded in
+place. No random number is drawn after the weights are: there is no generator to save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from storage.records import Commit
+from storage.shards.order import extend_hash
+from trainer.model import Decoder
+from trainer.spec import OptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cursor:
+    """Where the run stands, the same on every rank."""
+
+    step: int = 0
+    samples_consumed: int = 0
+    samples_hash: str = ""
+
+    def after_step(self, *, samples: int) -> Cursor:
+        return Cursor(
+            step=self.step + 1,
+            samples_consumed=self.samples_consumed + samples,
+            samples_hash=extend_hash(self.samples_hash, start=self.samples_consumed, count=samples),
+        )
+
+    @classmethod
+    def of(cls, commit: Commit) -> Cursor:
+        return cls(
+            step=commit.step,
+            samples_consumed=commit.samples_consumed,
+            samples_hash=commit.samples_hash,
+        )
+
+
+class TrainState:
+    """This rank's shards of the weights and the optimizer's moments."""
+
+    def __init__(self, model: Decoder, spec: OptimizerSpec) -> None:
+        """Takes a model that is sharded and filled; its parameters must not be replaced later."""
+        self.model = model
+        self.parameters = dict(model.named_parameters())
+        matrices = [p for p in self.parameters.values() if p.ndim > 1]
+        vectors = [p for p in self.parameters.values() if p.ndim == 1]
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": spec.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            betas=(spec.beta1, spec.beta2),
+            eps=spec.eps,
+            fused=True,
+        )
+        # AdamW would make these at its first step; made here, there is something to load into
+        # without a step that is none.
+        for parameter in self.parameters.values():
+            self.optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        self._steps = torch.zeros((), dtype=torch.float32)
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state by name, sharing memory with what is trained."""
+        tensors: dict[str, torch.Tensor] = {"optimizer.step": self._steps}
+        for name, parameter in self.parameters.items():
+            moments = self.optimizer.state[parameter]
+            self._steps.copy_(moments["step"])
+            tensors[f"model.{name}"] = parameter.detach()
+            tensors[f"optimizer.exp_avg.{name}"] = moments["exp_avg"]
+            tensors[f"optimizer.exp_avg_sq.{name}"] = moments["exp_avg_sq"]
+        return tensors
+
+    def loaded(self) -> None:
+        """To be called when the tensors were overwritten: hands Adam its step count."""
+        for parameter in self.parameters.values():
+            self.optimizer.state[parameter]["step"].copy_(self._steps)

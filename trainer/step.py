@@ -1,0 +1,98 @@
+"""One optimizer step and one validation batch, over all ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from storage.job import JobExit
+from storage.records import ExitCode
+from trainer.loss import partial_loss
+from trainer.parallel.agree import sum_over_ranks
+from trainer.parallel.clip import scale_to_norm, sum_of_squares
+from trainer.parallel.clock import CollectiveClock
+from trainer.signals import StopFlag
+from trainer.state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What all ranks know after a step. `stop`: a rank was asked to leave."""
+
+    loss: float
+    grad_norm: float
+    stop: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepper:
+    """Runs a rank's samples through the model; every method is collective."""
+
+    state: TrainState
+    device: torch.device
+    clock: CollectiveClock
+    stop: StopFlag
+    micro_batch: int
+    clip_norm: float
+
+    def train(
+        self, samples: NDArray[np.int64], *, batch: int, rate: float, step: int
+    ) -> StepResult:
+        """An optimizer step on a global batch, of which this rank has `samples`.
+
+        Args:
+            samples: (batch / world size, sequence + 1) token ids.
+            batch: samples of all ranks together.
+            rate: the learning rate.
+            step: its number, for the message.
+
+        Raises:
+            JobExit: loss or gradient is not finite; on every rank, before the weights change.
+        """
+        parameters = list(self.state.parameters.values())
+        self.state.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self.device)
+        for inputs, targets in self._micro_batches(samples):
+            part = partial_loss(
+                self.state.model(inputs), targets, valid_tokens=batch * targets.shape[1]
+            )
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        mean_loss, squares, stops = sum_over_ranks(
+            [loss, sum_of_squares(parameters), self._stop()], device=self.device, clock=self.clock
+        )
+        norm = math.sqrt(squares)
+        if not (math.isfinite(mean_loss) and math.isfinite(norm)):
+            raise JobExit(
+                ExitCode.DIVERGED,
+                f"step {step}: loss {mean_loss} and gradient norm {norm} must be finite; lower "
+                "train.schedule.peak_lr, or lengthen its warm-up",
+            )
+        scale_to_norm(parameters, norm=norm, max_norm=self.clip_norm)
+        self.state.set_learning_rate(rate)
+        self.state.optimizer.step()
+        return StepResult(loss=mean_loss, grad_norm=norm, stop=stops > 0)
+
+    @torch.no_grad()
+    def evaluate(self, samples: NDArray[np.int64], *, batch: int) -> tuple[float, bool]:
+        """Mean loss of a global batch, and whether a rank was asked to leave."""
+        loss = torch.zeros((), device=self.device)
+        for inputs, targets in self._micro_batches(samples):
+            loss += partial_loss(
+                self.state.model(inputs), targets, valid_tokens=batch * targets.shape[1]
+            )
+        mean_loss, stops = sum_over_ranks(
+            [loss, self._stop()], device=self.device, clock=self.clock
+        )
+        return mean_loss, stops > 0
+
+    def _micro_batches(self, samples: NDArray[np.int64]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = torch.from_numpy(samples).to(self.device, non_blocking=True)
+        return [(part[:, :-1], part[:, 1:]) for part in torch.split(tokens, self.micro_batch)]
+
+    def _stop(self) -> torch.Tensor:
+        return torch.tensor(float(self.stop.is_set))

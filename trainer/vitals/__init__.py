@@ -1,0 +1,1 @@
+"""Signs of life of a training job: metrics, where a step's time goes, the watchdog."""
