@@ -7,7 +7,7 @@ read back. Attempts are found by numbered GETs, never by a listing alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from storage.keys import RunKeys
@@ -74,25 +74,45 @@ class Ledger:
     def claim_end(self, intent: Intent, record: End) -> Claim[End]:
         return self._claim_beside(intent, "end", record)
 
+    def intent(self, stage: Stage, number: int) -> Intent | None:
+        return self._get(Intent, self.keys.intent(stage, number))
+
     def attempt(self, stage: Stage, number: int) -> Attempt | None:
         """One attempt with the records beside it, or None where no intent has that number."""
-        intent = self._get(Intent, self.keys.intent(stage, number))
-        if intent is None:
-            return None
+        intent = self.intent(stage, number)
+        return None if intent is None else self.refreshed(Attempt(intent=intent))
 
-        def beside(kind: type[T], name: str) -> T | None:
-            return self._get(kind, self.keys.attempt_record(stage, number, name))
+    def refreshed(self, attempt: Attempt) -> Attempt:
+        """The attempt with what has come since: records never change, so only the missing are read.
 
-        return Attempt(
-            intent=intent,
-            submitted=beside(Submitted, "submitted"),
-            start=beside(Start, "start"),
-            resume=beside(Resume, "resume"),
-            cancel=beside(Cancel, "cancel"),
-            exit=beside(Exit, "exit"),
-            end=beside(End, "end"),
+        The end is read first. So whatever a closed attempt shows was there when it was closed, or
+        came later; none of it is missing because of the order of the reads.
+        """
+        stage, number = attempt.intent.stage, attempt.number
+
+        def beside(known: T | None, kind: type[T], name: str) -> T | None:
+            key = self.keys.attempt_record(stage, number, name)
+            return known if known is not None else self._get(kind, key)
+
+        return replace(
+            attempt,
+            end=beside(attempt.end, End, "end"),
+            exit=beside(attempt.exit, Exit, "exit"),
+            cancel=beside(attempt.cancel, Cancel, "cancel"),
+            resume=beside(attempt.resume, Resume, "resume"),
+            start=beside(attempt.start, Start, "start"),
+            submitted=beside(attempt.submitted, Submitted, "submitted"),
             heartbeats=self.heartbeats(stage, number),
         )
+
+    def ends(self, stage: Stage) -> Iterator[Attempt]:
+        """The closed attempts of a stage, each with its intent and end alone."""
+        number = 1
+        while (intent := self.intent(stage, number)) is not None:
+            end = self._get(End, self.keys.attempt_record(stage, number, "end"))
+            if end is not None:
+                yield Attempt(intent=intent, end=end)
+            number += 1
 
     def attempts(self, stage: Stage) -> tuple[Attempt, ...]:
         """All attempts of a stage, in the order of their numbers."""
@@ -139,9 +159,7 @@ class Ledger:
                 yield record
 
     def _claim_beside(self, intent: Intent, name: str, record: T) -> Claim[T]:
-        return self._claim(
-            self.keys.attempt_record(intent.stage, intent.attempt, name), record
-        )
+        return self._claim(self.keys.attempt_record(intent.stage, intent.attempt, name), record)
 
     def _claim(self, key: str, record: T) -> Claim[T]:
         created = self.store.create(key, encode(record))

@@ -25,7 +25,9 @@ class Eyes(Protocol):
         """Its job's state changed: pending with a reason, running on nodes, and so on."""
         ...
 
-    def attempt_progress(self, attempt: Attempt, *, step: int, numbers: Mapping[str, float]) -> None: ...
+    def attempt_progress(
+        self, attempt: Attempt, *, step: int, numbers: Mapping[str, float]
+    ) -> None: ...
 
     def attempt_log(self, attempt: Attempt, lines: Sequence[str]) -> None: ...
 
@@ -38,35 +40,8 @@ class Eyes(Protocol):
         ...
 
 
-class Unseen:
+class Unseen(Eyes):
     """Eyes that see nothing, for `tick`-like uses and tests."""
-
-    def stage_started(self, stage: Stage, units: Sequence[str]) -> None:
-        return
-
-    def stage_skipped(self, record: StageRecord) -> None:
-        return
-
-    def stage_finished(self, record: StageRecord) -> None:
-        return
-
-    def attempt_opened(self, attempt: Attempt) -> None:
-        return
-
-    def attempt_state(self, attempt: Attempt, *, state: str, detail: str) -> None:
-        return
-
-    def attempt_progress(self, attempt: Attempt, *, step: int, numbers: Mapping[str, float]) -> None:
-        return
-
-    def attempt_log(self, attempt: Attempt, lines: Sequence[str]) -> None:
-        return
-
-    def attempt_closed(self, attempt: Attempt) -> None:
-        return
-
-    def say(self, message: str) -> None:
-        return
 
     def cancel_requested(self) -> bool:
         return False

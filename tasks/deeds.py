@@ -1,0 +1,207 @@
+"""The deeds that the loop's steps stand for: claims in the ledger, calls to the cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from slurm.cluster import NodeState, Resources, SubmitDoubtful
+from slurm.evidence import Evidence, gather
+from storage.checkpoints.commits import newest_commit
+from storage.errors import SubmitRejected
+from storage.job import JobDescription
+from storage.records import Attempt, Cancel, CommitRef, End, Intent, Stage, Start, Submitted
+from tasks.context import RunContext
+from tasks.engine import Engine
+from tasks.exclusions import exclusions
+from tasks.situation import (
+    Allocate,
+    CancelJob,
+    Close,
+    Gather,
+    Order,
+    Rejected,
+    Situation,
+    Step,
+    Submission,
+    Submit,
+    Survey,
+    Void,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What surveys and gathering have found since the last look. They serve one look."""
+
+    nodes: tuple[NodeState, ...] | None = None
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[int, Evidence] = field(default_factory=dict)
+    newest_commit: CommitRef | None = None
+
+
+class Deeds:
+    """One engine's hands. It remembers only what is its own: submissions, cancels, findings."""
+
+    def __init__(self, context: RunContext, engine: Engine) -> None:
+        self._context = context
+        self._ledger = context.ledger
+        self._cluster = context.cluster
+        self._engine = engine
+        self._clock = engine.clock
+        self._earlier_ends: tuple[Attempt, ...] = ()
+        self._validated_at: datetime | None = None
+        self._findings = Findings()
+        self.submissions: dict[str, Submission | Rejected] = {}
+        self.cancelled_at_s: dict[int, float] = {}
+
+    def prepare(self) -> None:
+        """Read once what earlier attempts, of all stages, have decided about nodes."""
+        self._earlier_ends = tuple(one for stage in Stage for one in self._ledger.ends(stage))
+        validations = self._ledger.stage_records(Stage.VALIDATE)
+        self._validated_at = validations[-1].at if validations else None
+
+    def take_findings(self) -> Findings:
+        """Hand out the findings and forget them: by the next look they are stale."""
+        findings, self._findings = self._findings, Findings()
+        return findings
+
+    def do(self, step: Step, order: Order, seen: Situation) -> bool:
+        """False when somebody else was faster, so that the steps after it may be out of date."""
+        match step:
+            case Survey():
+                self._survey(seen)
+            case Allocate():
+                return self._allocate(step, order)
+            case Submit():
+                self._submit(step)
+            case Void():
+                start = Start(job=None, nonce=self._engine.nonce(), at=self._clock.now())
+                self._ledger.claim_start(step.attempt.intent, start)
+            case CancelJob():
+                self._cancel(step)
+            case Gather():
+                self._gather(step.attempt, order, seen)
+            case Close():
+                self._close(step)
+            case _:
+                raise TypeError(f"{step} is for the runner, not a deed")
+        return True
+
+    def _survey(self, seen: Situation) -> None:
+        excluded = exclusions(
+            by_spec=self._context.cluster_spec.exclude,
+            unfit=self._context.unfit_nodes,
+            closed=(*self._earlier_ends, *seen.attempts),
+            validated_at=self._validated_at,
+        )
+        self._findings = replace(self._findings, nodes=self._cluster.nodes(), excluded=excluded)
+
+    def _allocate(self, step: Allocate, order: Order) -> bool:
+        unit, after, nonce = step.unit, step.after, self._engine.nonce()
+        # What a rollback ordered is carried on until a job has honoured it.
+        unmet = after.intent if after is not None and after.resume is None else None
+        intent = Intent(
+            run=order.run,
+            stage=order.stage,
+            unit=unit.name,
+            attempt=step.number,
+            token=f"{order.run}-{order.stage}-{step.number:04d}-{nonce}",
+            nonce=nonce,
+            cluster=order.cluster,
+            user=self._engine.user,
+            why=step.why,
+            after=None if after is None else after.number,
+            nodes=unit.nodes,
+            ranks_per_node=unit.ranks_per_node,
+            node_list=unit.node_list,
+            excluded=step.excluded,
+            fingerprint=order.fingerprint,
+            floor=newest_commit(self._ledger) if unit.resumes else None,
+            ceiling=None if unmet is None else unmet.ceiling,
+            skip_data=() if unmet is None else unmet.skip_data,
+            created_at=self._clock.now(),
+        )
+        # Before the claim: should its answer be lost, the intent is still known as ours.
+        self.submissions[nonce] = Submission.DUE
+        return self._ledger.claim_intent(intent).won
+
+    def _submit(self, step: Submit) -> None:
+        """The one sbatch of the attempt. It counts as sent from here on, whatever happens."""
+        intent, unit, spec = step.attempt.intent, step.unit, self._context.cluster_spec
+        self.submissions[intent.nonce] = Submission.SENT
+        job = JobDescription(
+            intent=intent,
+            store=self._context.store,
+            entry=unit.entry,
+            payload=unit.payload,
+            folder=self._folder(intent),
+            code=self._context.snapshot.path,
+            python=spec.python or Path(sys.executable),
+            cpus_per_rank=spec.cpus_per_rank,
+            heartbeat_s=self._context.retry.heartbeat_s,
+        )
+        resources = Resources(
+            nodes=unit.nodes,
+            ranks_per_node=unit.ranks_per_node,
+            cpus_per_rank=spec.cpus_per_rank,
+            gpus_per_node=spec.gpus_per_node,
+            memory_per_node=spec.memory_per_node,
+            node_list=unit.node_list,
+            excluded=intent.excluded,
+            time_limit_min=unit.time_limit_min or spec.time_limit_min,
+            signal_lead_s=spec.signal_lead_s,
+        )
+        try:
+            job_id = self._cluster.submit(job, resources)
+        except SubmitRejected as error:
+            self.submissions[intent.nonce] = Rejected(message=str(error))
+            return
+        except SubmitDoubtful as error:
+            self._context.eyes.say(f"looking for attempt {intent.attempt} in the queue: {error}")
+            return
+        submitted = Submitted(job_id=job_id, nonce=self._engine.nonce(), at=self._clock.now())
+        self._ledger.claim_submitted(intent, submitted)
+
+    def _cancel(self, step: CancelJob) -> None:
+        intent = step.attempt.intent
+        cancel = Cancel(
+            who=step.who, why=step.why, nonce=self._engine.nonce(), at=self._clock.now()
+        )
+        self._ledger.claim_cancel(intent, cancel)
+        if step.job_id is not None:
+            self._cluster.cancel(job_id=step.job_id, token=intent.token)
+            self.cancelled_at_s[intent.attempt] = self._clock.monotonic()
+
+    def _gather(self, attempt: Attempt, order: Order, seen: Situation) -> None:
+        intent = attempt.intent
+        resumes = any(unit.resumes for unit in order.units if unit.name == intent.unit)
+        evidence = gather(
+            attempt,
+            seen.observations.get(intent.token),
+            nodes=self._cluster.nodes(),
+            folder=self._folder(intent),
+            now=self._clock.now(),
+            heartbeat_s=self._context.retry.heartbeat_s,
+        )
+        self._findings = replace(
+            self._findings,
+            evidence={**self._findings.evidence, intent.attempt: evidence},
+            newest_commit=newest_commit(self._ledger) if resumes else self._findings.newest_commit,
+        )
+
+    def _close(self, step: Close) -> None:
+        end = End(
+            diagnosis=step.diagnosis,
+            decision=step.decision,
+            by=self._engine.name,
+            nonce=self._engine.nonce(),
+            at=self._clock.now(),
+        )
+        self._ledger.claim_end(step.attempt.intent, end)
+
+    def _folder(self, intent: Intent) -> Path:
+        return self._context.attempt_folder(intent.stage, intent.attempt)

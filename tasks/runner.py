@@ -1,0 +1,269 @@
+"""Carries the loop's steps out: the only place where a decision of `tasks.attempts` becomes a deed.
+
+Each round looks (at the cluster first, then at the ledger, so that a job seen as ended has its last
+word there by then), asks `advance`, and takes the steps in their order. What a claim answered is
+never acted on: the next round reads what stands. So a lost answer, a lost race and a restart are
+one case, not three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurm.cluster import JobObservation
+from storage.errors import SlurmError, StoreError
+from storage.records import Action, Attempt, End, Exit, Stage
+from tasks.attempts import advance
+from tasks.context import RunContext, Unit
+from tasks.deeds import Deeds
+from tasks.engine import Engine
+from tasks.failures import AttemptFailed, RunCancelled
+from tasks.ledger_view import LedgerView
+from tasks.outage import Outage
+from tasks.situation import Finish, GiveUp, Order, Situation, Wait, Watch
+from tasks.telling import Teller
+
+STORE_PATIENCE_S = 900.0
+CANCEL_POLL_S = 2.0
+_SLACK_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitResult:
+    """The last attempt of a unit. Only with `tolerate` can it be one that is not `done`."""
+
+    attempt: Attempt
+
+    @property
+    def end(self) -> End:
+        assert self.attempt.end is not None
+        return self.attempt.end
+
+    @property
+    def exit(self) -> Exit | None:
+        """The job's own last word; None where it left none."""
+        return self.attempt.exit
+
+    @property
+    def done(self) -> bool:
+        return self.end.decision.action is Action.DONE
+
+    @property
+    def outputs(self) -> Mapping[str, Any]:
+        return {} if self.exit is None else self.exit.outputs
+
+
+def carry_out(
+    context: RunContext,
+    stage: Stage,
+    units: Sequence[Unit],
+    *,
+    fingerprint: str,
+    tolerate: bool = False,
+    max_age_h: float | None = None,
+    engine: Engine | None = None,
+) -> Mapping[str, UnitResult]:
+    """Runs each unit, side by side, until it has a result; returns the results by the unit's name.
+
+    What is in the ledger already is not done again: results of this fingerprint count (unless older
+    than `max_age_h`), and open attempts are adopted. With `tolerate` a unit that fails is a result
+    like any other.
+
+    Raises:
+        AttemptFailed: a unit has no result and gets no other try.
+        RunCancelled: a person ended it.
+        StoreError: the store has not answered for `STORE_PATIENCE_S`.
+    """
+    if not units:
+        return {}
+    return _Runner(
+        context,
+        stage,
+        tuple(units),
+        fingerprint=fingerprint,
+        tolerate=tolerate,
+        max_age_s=None if max_age_h is None else max_age_h * 3600,
+        engine=engine or Engine(),
+    ).run()
+
+
+class _Runner:
+    def __init__(
+        self,
+        context: RunContext,
+        stage: Stage,
+        units: tuple[Unit, ...],
+        *,
+        fingerprint: str,
+        tolerate: bool,
+        max_age_s: float | None,
+        engine: Engine,
+    ) -> None:
+        self._context = context
+        self._ledger = context.ledger
+        self._cluster = context.cluster
+        self._engine = engine
+        self._clock = engine.clock
+        self._order = Order(
+            run=context.run,
+            stage=stage,
+            units=units,
+            fingerprint=fingerprint,
+            cluster="",
+            who=engine.user,
+            retry=context.retry,
+            tolerate=tolerate,
+            max_age_s=max_age_s,
+            patience=engine.patience,
+        )
+        self._view = LedgerView(context.ledger, stage, [unit.name for unit in units])
+        self._teller = Teller(
+            context.eyes, lambda one: context.attempt_folder(one.intent.stage, one.number)
+        )
+        self._slurm = Outage("the cluster", say=context.eyes.say)
+        self._store = Outage("the object store", say=context.eyes.say, bound_s=STORE_PATIENCE_S)
+        self._is_prepared = False
+        self._deeds = Deeds(context, engine)
+        self._watches: dict[int, Watch] = {}
+        self._looked_at_s: float | None = None
+        self._planned_s = 0.0
+        self._cancelled = False
+        self._cancel_polled_at_s = float("-inf")
+
+    def run(self) -> Mapping[str, UnitResult]:
+        while True:
+            try:
+                if not self._is_prepared:
+                    self._prepare()
+                results = self._round()
+            except SlurmError as error:
+                self._sleep(self._slurm.happened(error, at_s=self._clock.monotonic()))
+            except StoreError as error:
+                self._sleep(self._store.happened(error, at_s=self._clock.monotonic()))
+            else:
+                if results is not None:
+                    return {name: UnitResult(attempt=one) for name, one in results.items()}
+
+    def _prepare(self) -> None:
+        """What is read once: what had ended before this engine was asked, and who we are."""
+        name = self._cluster.name
+        self._view.refresh()
+        past = frozenset(one.number for one in self._view.attempts if one.end is not None)
+        self._order = replace(self._order, cluster=name, past=past)
+        self._deeds.prepare()
+        self._is_prepared = True
+
+    def _round(self) -> Mapping[str, Attempt] | None:
+        self._poll_cancel()
+        situation = self._look()
+        self._store.is_over(at_s=self._clock.monotonic())
+        for step in advance(self._order, situation):
+            match step:
+                case Finish():
+                    return step.results
+                case GiveUp():
+                    raise self._failure(step)
+                case Wait():
+                    self._sleep(step.seconds)
+                case _:
+                    if not self._deeds.do(step, self._order, situation):
+                        return None
+        return None
+
+    def _look(self) -> Situation:
+        """The situation now: what the cluster said, then what the ledger says."""
+        observations = self._observe([one.intent.token for one in self._view.open_attempts])
+        before = {one.number: one for one in self._view.open_attempts}
+        self._view.refresh()
+        elapsed_s = self._elapsed_s()
+        watched = before.keys() | {one.number for one in self._view.open_attempts}
+        for attempt in self._view.attempts:
+            if attempt.number in watched:
+                self._see(attempt, before.get(attempt.number), observations, elapsed_s)
+        now_s = self._clock.monotonic()
+        findings = self._deeds.take_findings()
+        return Situation(
+            now=self._clock.now(),
+            attempts=self._view.attempts,
+            observations=observations,
+            nodes=findings.nodes,
+            excluded=findings.excluded,
+            submissions=dict(self._deeds.submissions),
+            watches=dict(self._watches),
+            cancelled_s={
+                number: now_s - at_s for number, at_s in self._deeds.cancelled_at_s.items()
+            },
+            evidence=findings.evidence,
+            newest_commit=findings.newest_commit,
+            cancelled=self._cancelled,
+        )
+
+    def _observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
+        if not tokens:
+            return {}
+        try:
+            observations = self._cluster.observe(tokens)
+        except SlurmError as error:
+            self._slurm.happened(error, at_s=self._clock.monotonic())
+            return {}
+        self._slurm.is_over(at_s=self._clock.monotonic())
+        return observations
+
+    def _elapsed_s(self) -> float:
+        """Seconds since the last look, as far as they were spent on watching.
+
+        An engine that was stopped for an hour has not seen an hour of silence.
+        """
+        now_s = self._clock.monotonic()
+        passed_s = 0.0 if self._looked_at_s is None else now_s - self._looked_at_s
+        self._looked_at_s = now_s
+        allowed_s, self._planned_s = self._planned_s + _SLACK_S, 0.0
+        return min(passed_s, allowed_s)
+
+    def _see(
+        self,
+        attempt: Attempt,
+        before: Attempt | None,
+        observations: Mapping[str, JobObservation],
+        elapsed_s: float,
+    ) -> None:
+        observation = observations.get(attempt.intent.token)
+        if not attempt.is_open:
+            self._teller.tell_end(attempt)
+            self._watches.pop(attempt.number, None)
+            return
+        if before is None and attempt.intent.fingerprint != self._order.fingerprint:
+            self._context.eyes.say(
+                f"attempt {attempt.number} was made from another spec or other code and goes on; "
+                "its end is awaited first, cancel it to be faster"
+            )
+        self._teller.tell(attempt, observation)
+        self._watches[attempt.number] = self._watches.get(attempt.number, Watch()).after(
+            elapsed_s, before=before, attempt=attempt, observation=observation
+        )
+
+    def _failure(self, step: GiveUp) -> Exception:
+        stage, attempt = self._order.stage, step.attempt
+        if step.cancelled:
+            return RunCancelled(f"{stage}: {step.reason}")
+        folder = None if attempt is None else self._context.attempt_folder(stage, attempt.number)
+        return AttemptFailed(
+            stage=stage, unit=step.unit.name, reason=step.reason, attempt=attempt, folder=folder
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleeps, but hears within moments that a person wants the end."""
+        self._planned_s += seconds
+        until_s = self._clock.monotonic() + seconds
+        while not self._cancelled and (left_s := until_s - self._clock.monotonic()) > 0:
+            self._clock.sleep(min(left_s, CANCEL_POLL_S))
+            self._poll_cancel()
+
+    def _poll_cancel(self) -> None:
+        now_s = self._clock.monotonic()
+        if self._cancelled or now_s - self._cancel_polled_at_s < CANCEL_POLL_S:
+            return
+        self._cancel_polled_at_s = now_s
+        self._cancelled = self._context.eyes.cancel_requested()

@@ -1,0 +1,64 @@
+"""Turns what changed between two looks into what the eyes are told, each thing once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm.cluster import JobObservation
+from storage.records import Attempt, Heartbeat
+from tasks.eyes import Eyes
+from tasks.rank_log import LogFollower
+
+
+class Teller:
+    """Remembers, for each attempt that was open when first seen, what was told of it already."""
+
+    def __init__(self, eyes: Eyes, folder: Callable[[Attempt], Path]) -> None:
+        self._eyes = eyes
+        self._folder = folder
+        self._logs: dict[int, LogFollower] = {}
+        self._states: dict[int, tuple[str, str]] = {}
+        self._steps: dict[int, int] = {}
+
+    def tell(self, attempt: Attempt, observation: JobObservation | None) -> None:
+        number = attempt.number
+        if number not in self._logs:
+            if not attempt.is_open:
+                return
+            self._logs[number] = LogFollower(self._folder(attempt) / "rank.0.log")
+            self._eyes.attempt_opened(attempt)
+        if observation is not None:
+            self._tell_state(attempt, observation)
+        self._tell_progress(attempt)
+        lines = self._logs[number].new_lines()
+        if lines:
+            self._eyes.attempt_log(attempt, lines)
+
+    def tell_end(self, attempt: Attempt) -> None:
+        """The last of an attempt that has an end; nothing where it was never told of."""
+        if attempt.number in self._logs:
+            self.tell(attempt, None)
+            self._eyes.attempt_closed(attempt)
+
+    def _tell_state(self, attempt: Attempt, observation: JobObservation) -> None:
+        where = f"on {', '.join(observation.nodes)}" if observation.nodes else ""
+        job = f"job {observation.job_id}" if observation.job_id is not None else ""
+        words = (job, observation.raw_state, observation.reason, where)
+        state = (observation.state.value, " ".join(word for word in words if word))
+        if self._states.get(attempt.number) != state:
+            self._states[attempt.number] = state
+            self._eyes.attempt_state(attempt, state=state[0], detail=state[1])
+
+    def _tell_progress(self, attempt: Attempt) -> None:
+        beats = [(beat.step, beat) for beat in attempt.heartbeats if beat.step is not None]
+        if not beats:
+            return
+        step, beat = max(beats, key=_step_of)
+        if self._steps.get(attempt.number) != step:
+            self._steps[attempt.number] = step
+            self._eyes.attempt_progress(attempt, step=step, numbers=beat.numbers)
+
+
+def _step_of(beat: tuple[int, Heartbeat]) -> int:
+    return beat[0]
