@@ -126,4 +126,4 @@ def open_cluster(spec: ClusterSpec, *, workdir: Path) -> Cluster:
         return LocalCluster(spec, workdir=workdir)
     from slurm.submit import SlurmCluster
 
-    return SlurmCluster(spec, workdir=workdir)
+    return SlurmCluster(spec)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from storage.errors import HeadraceError
 from storage.keys import DatasetKeys, RunKeys
@@ -24,7 +24,10 @@ from storage.spec import StoreSpec
 
 @dataclass(frozen=True, kw_only=True)
 class JobDescription:
-    """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`."""
+    """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`.
+
+    The cluster that submits it fills in the launcher. Paths are absolute: the job works in `folder`.
+    """
 
     intent: Intent
     store: StoreSpec
@@ -33,7 +36,7 @@ class JobDescription:
     folder: Path
     code: Path
     python: Path
-    launcher: str
+    launcher: Literal["local", "srun"] = "local"
     cpus_per_rank: int = 1
     heartbeat_s: float = 5.0
 

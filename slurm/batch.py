@@ -1,0 +1,203 @@
+"""The batch step of every job: passes the start or leaves, launches the ranks, has the last word.
+
+Run as `python -P -m slurm.batch <job.json>` on the job's first node, before any rank. The start
+register has one winner; whoever is not it leaves here with `FENCED` and has touched nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slurm.commands import expand_nodes
+from slurm.launchers import Ended, Limits, rank_log, run_local, run_srun
+from slurm.local import TIMED_OUT
+from slurm.log_tails import tail
+from storage.errors import HeadraceError, StoreError
+from storage.job import JobDescription
+from storage.ledger import Ledger
+from storage.records import Exit, ExitCode, JobIdentity, Start, new_nonce
+
+_LOG_BYTES = 6000
+_TERMINATED = 128 + signal.SIGTERM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which job this is and where it was put, read from what Slurm or the local keeper set."""
+
+    job_id: str
+    restart_count: int
+    nodes: tuple[str, ...]
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Placement:
+        named = environ.get("HEADRACE_NODES")
+        nodes = named.split(",") if named else expand_nodes(environ["SLURM_JOB_NODELIST"])
+        return cls(
+            job_id=environ["SLURM_JOB_ID"],
+            restart_count=int(environ.get("SLURM_RESTART_COUNT", "0")),
+            nodes=tuple(nodes),
+        )
+
+    @property
+    def head(self) -> str:
+        return self.nodes[0]
+
+
+class Signals:
+    """Keeps the batch step alive through the signals that are meant for the ranks."""
+
+    def __init__(self) -> None:
+        self.ended_by: signal.Signals | None = None
+        self._forward: Callable[[int], None] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(number, self._receive)
+
+    def forward_to(self, forward: Callable[[int], None]) -> None:
+        self._forward = forward
+        if self.ended_by is not None:
+            forward(self.ended_by)
+
+    def _receive(self, number: int, _: object) -> None:
+        if number != signal.SIGUSR2:
+            self.ended_by = signal.Signals(number)
+        if self._forward is not None:
+            self._forward(number)
+
+
+def pass_start(ledger: Ledger, job: JobDescription, placement: Placement) -> ExitCode | None:
+    """Claim the start. None means that this job, and no other, may go on."""
+    me = JobIdentity(
+        job_id=placement.job_id,
+        token=job.intent.token,
+        restart_count=placement.restart_count,
+        host=socket.gethostname(),
+    )
+    start = Start(job=me, nodes=placement.nodes, nonce=new_nonce(), at=datetime.now(UTC))
+    claim = ledger.claim_start(job.intent, start)
+    if not claim.won:
+        return _reason_to_leave(me, claim.record.job)
+    if ledger.is_superseded(job.intent):
+        _say("this attempt was closed, or another was made in its place; leaving")
+        return ExitCode.FENCED
+    return None
+
+
+def _reason_to_leave(me: JobIdentity, winner: JobIdentity | None) -> ExitCode:
+    if winner is None:
+        _say("the attempt was given up before this job began; leaving")
+        return ExitCode.FENCED
+    same_job = (winner.job_id, winner.token) == (me.job_id, me.token)
+    if same_job and me.restart_count > winner.restart_count:
+        _say("Slurm requeued this job, and retries have another owner; leaving to be resumed")
+        return ExitCode.RESUME
+    _say(f"job {winner.job_id} holds this attempt; leaving")
+    return ExitCode.FENCED
+
+
+def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> int:
+    """Carry the job out and return the code to leave with.
+
+    Raises:
+        StoreError: the ledger cannot be reached.
+    """
+    ledger = job.open_ledger()
+    leave = pass_start(ledger, job, placement)
+    if leave is ExitCode.FENCED:
+        return leave
+    if leave is not None:
+        words = "requeued by Slurm after it had started"
+        return _last_word(ledger, job, placement, Ended(code=leave, words=words))
+    ended = _launch(ledger, job, placement, signals)
+    if signals.ended_by is not None and ended.code != 0:
+        words = f"ended by {signals.ended_by.name}\n{ended.words}".strip()
+        ended = Ended(code=ended.code, rank=ended.rank, node=ended.node, words=words)
+    code = _last_word(ledger, job, placement, ended)
+    return TIMED_OUT if ended.timed_out else code
+
+
+def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: Signals) -> Ended:
+    is_local = job.launcher == "local"
+    environment = {
+        **os.environ,
+        "HEADRACE_NODES": ",".join(placement.nodes),
+        "HEADRACE_MASTER_ADDR": "127.0.0.1" if is_local else placement.head,
+        "HEADRACE_MASTER_PORT": str(_free_port()),
+    }
+
+    def on_failure(ended: Ended) -> None:
+        # Ranks that are told to end are no cause; what they are told by comes out at the end.
+        if not ended.timed_out and signals.ended_by is None and ended.code != _TERMINATED:
+            _last_word(ledger, job, placement, ended)
+
+    if not is_local:
+        return run_srun(
+            job, environment=environment, on_start=signals.forward_to, on_failure=on_failure
+        )
+    limits = Limits(
+        limit_s=float(environment["HEADRACE_TIME_LIMIT_S"]),
+        lead_s=float(environment["HEADRACE_SIGNAL_LEAD_S"]),
+    )
+    return run_local(
+        job,
+        environment=environment,
+        nodes=placement.nodes,
+        limits=limits,
+        on_start=signals.forward_to,
+        on_failure=on_failure,
+    )
+
+
+def _last_word(ledger: Ledger, job: JobDescription, placement: Placement, ended: Ended) -> int:
+    """Write the exit record unless a rank did, and return the code of the one that stands."""
+    silent = ended.code == 0
+    words = "every rank left with 0 and none said that the work is done" if silent else ended.words
+    log = tail(rank_log(job.folder, ended.rank or 0), size_bytes=_LOG_BYTES)
+    record = Exit(
+        code=ExitCode.CRASHED if silent else ended.code,
+        rank=ended.rank,
+        node=ended.node or placement.head,
+        error=f"{words}\n{log}".strip(),
+        nonce=new_nonce(),
+        at=datetime.now(UTC),
+    )
+    return ledger.claim_exit(job.intent, record).record.code
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _say(message: str) -> None:
+    print(f"headrace: {message}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    signals = Signals()
+    job = JobDescription.read(Path(arguments[0]))
+    placement = Placement.from_environment()
+    _say(f"job {placement.job_id} on {', '.join(placement.nodes)}: {job.intent.token}")
+    try:
+        code = run_batch(job, placement, signals)
+    except StoreError as error:
+        _say(str(error))
+        code = ExitCode.STORAGE
+    except HeadraceError as error:
+        _say(f"{type(error).__name__}: {error}")
+        code = ExitCode.CRASHED
+    _say(f"leaving with {int(code)}")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,241 @@
+"""The two ways to start a job's ranks and to wait for them: srun, and processes of this host.
+
+Both end the job at its first bad exit, and say which rank that was.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from storage.job import JobDescription
+from storage.records import ExitCode
+
+GRACE_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the ranks ended: a code as a shell would give it, and who was the first to fail."""
+
+    code: int
+    rank: int | None = None
+    node: str | None = None
+    words: str = ""
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The time limit that the batch step itself keeps where no Slurm does, from now on."""
+
+    lead_s: float
+    limit_s: float
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    return folder / f"rank.{rank}.log"
+
+
+def srun_log(folder: Path) -> Path:
+    """srun's own words, apart from the ranks'."""
+    return folder / "srun.log"
+
+
+def rank_command(job: JobDescription) -> list[str]:
+    return [str(job.python), "-P", "-m", "slurm.rank", str(job.folder / "job.json")]
+
+
+def srun_command(job: JobDescription) -> list[str]:
+    """Asks for everything by name: what srun takes from sbatch differs between versions."""
+    intent = job.intent
+    return [
+        "srun",
+        f"--nodes={intent.nodes}",
+        f"--ntasks={intent.nodes * intent.ranks_per_node}",
+        f"--ntasks-per-node={intent.ranks_per_node}",
+        f"--cpus-per-task={job.cpus_per_rank}",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+        "--input=none",
+        "--open-mode=append",
+        f"--output={shlex.quote(str(job.folder))}/rank.%t.log",
+        *rank_command(job),
+    ]
+
+
+def run_srun(
+    job: JobDescription,
+    *,
+    environment: Mapping[str, str],
+    on_start: Callable[[Callable[[int], None]], None],
+    on_failure: Callable[[Ended], None],
+) -> Ended:
+    """Launches the ranks by srun.
+
+    `on_start` is given a function that signals the ranks. `on_failure` is told of the first bad
+    exit as soon as srun says so, while srun is ending the other ranks.
+    """
+    log = srun_log(job.folder)
+    log.touch()
+    with log.open("r+b") as words:
+        words.seek(0, 2)
+        begin = words.tell()
+        with log.open("ab") as output:
+            srun = subprocess.Popen(
+                srun_command(job), env=dict(environment), stderr=output, stdin=subprocess.DEVNULL
+            )
+        on_start(srun.send_signal)
+        first: Ended | None = None
+        while True:
+            code = srun.poll()
+            words.seek(begin)
+            said = words.read().decode(errors="replace")
+            if first is None and (first := first_failure(said)) is not None:
+                on_failure(first)
+            if code is not None:
+                break
+            time.sleep(_POLL_S)
+    code = _shell_code(code)
+    if first is None or code == 0:
+        return Ended(code=code, words=said.strip())
+    return replace(first, words=said.strip())
+
+
+_SRUN_FAILURE = re.compile(
+    r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<rank>\d+)[^:\n]*: (?P<what>.*)$", re.MULTILINE
+)
+_EXITED = re.compile(r"Exited with exit code (\d+)")
+
+
+def first_failure(srun_words: str) -> Ended | None:
+    """The first bad exit in what srun said, where it named one."""
+    first = _SRUN_FAILURE.search(srun_words)
+    if first is None:
+        return None
+    return Ended(
+        code=_code_of(first["what"]),
+        rank=int(first["rank"]),
+        node=first["node"],
+        words=srun_words.strip(),
+    )
+
+
+def _code_of(what: str) -> int:
+    if what.startswith("Out Of Memory"):
+        return ExitCode.OUT_OF_MEMORY
+    exited = _EXITED.search(what)
+    if exited is not None:
+        return int(exited[1])
+    for number in signal.Signals:
+        if what.startswith(signal.strsignal(number) or number.name):
+            return 128 + number
+    return 1
+
+
+def run_local(
+    job: JobDescription,
+    *,
+    environment: Mapping[str, str],
+    nodes: Sequence[str],
+    limits: Limits,
+    on_start: Callable[[Callable[[int], None]], None],
+    on_failure: Callable[[Ended], None],
+) -> Ended:
+    """Launches the ranks as processes; they are in this process's group and end with it.
+
+    `on_failure` is told of the first bad exit before the other ranks are ended.
+    """
+    with ExitStack() as logs:
+        ranks = [
+            subprocess.Popen(
+                rank_command(job),
+                env={**environment, **place},
+                stdin=subprocess.DEVNULL,
+                stdout=logs.enter_context(rank_log(job.folder, rank).open("ab")),
+                stderr=subprocess.STDOUT,
+            )
+            for rank, place in enumerate(_places(nodes, job.intent.ranks_per_node))
+        ]
+    on_start(lambda number: _signal_all(ranks, number))
+    ended = _watch(ranks, nodes=nodes, limits=limits, per_node=job.intent.ranks_per_node)
+    if ended.code != 0:
+        on_failure(ended)
+        _end_all(ranks)
+    return ended
+
+
+def _places(nodes: Sequence[str], ranks_per_node: int) -> list[dict[str, str]]:
+    """The variables that srun would set, for each rank in order."""
+    world_size = len(nodes) * ranks_per_node
+    return [
+        {
+            "SLURM_JOB_NUM_NODES": str(len(nodes)),
+            "SLURM_NTASKS": str(world_size),
+            "SLURM_PROCID": str(index * ranks_per_node + local_rank),
+            "SLURM_LOCALID": str(local_rank),
+            "SLURM_NODEID": str(index),
+            "SLURMD_NODENAME": node,
+        }
+        for index, node in enumerate(nodes)
+        for local_rank in range(ranks_per_node)
+    ]
+
+
+def _watch(
+    ranks: Sequence[subprocess.Popen[bytes]],
+    *,
+    nodes: Sequence[str],
+    limits: Limits,
+    per_node: int,
+) -> Ended:
+    begin = time.monotonic()
+    told = False
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for rank, code in enumerate(codes):
+            if code:
+                words = f"rank {rank} ended with {_spell(code)}"
+                node = nodes[rank // per_node]
+                return Ended(code=_shell_code(code), rank=rank, node=node, words=words)
+        if all(code == 0 for code in codes):
+            return Ended(code=0)
+        elapsed = time.monotonic() - begin
+        if elapsed > limits.limit_s:
+            words = f"the time limit of {limits.limit_s:g} s was reached"
+            return Ended(code=128 + signal.SIGTERM, words=words, timed_out=True)
+        if elapsed > limits.limit_s - limits.lead_s and not told:
+            told = True
+            _signal_all(ranks, signal.SIGUSR2)
+        time.sleep(_POLL_S)
+
+
+def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    _signal_all(ranks, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    _signal_all(ranks, signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+
+
+def _signal_all(ranks: Sequence[subprocess.Popen[bytes]], number: int) -> None:
+    for rank in ranks:
+        rank.send_signal(number)
+
+
+def _shell_code(code: int) -> int:
+    return 128 - code if code < 0 else code
+
+
+def _spell(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else str(code)

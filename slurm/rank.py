@@ -1,0 +1,133 @@
+"""The wrapper of every rank: hands the entry its context, and turns its end into a record.
+
+Run as `python -P -m slurm.rank <job.json>` under srun or the local launcher. The first rank that
+fails writes why; rank 0 writes what came out.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slurm.launchers import first_failure, srun_log
+from slurm.log_patterns import Sign, find_sign, is_peer_loss
+from slurm.log_tails import shorten, tail
+from storage.errors import (
+    CheckpointError,
+    DataError,
+    HeadraceError,
+    SpecError,
+    StoreError,
+)
+from storage.job import JobContext, JobDescription, JobExit, RankIdentity
+from storage.ledger import Ledger
+from storage.records import Exit, ExitCode, new_nonce
+
+ERROR_CHARACTERS = 8000
+PEER_LOSS_PATIENCE_S = 3.0
+"""A rank that only lost a peer waits this long, so that the one at fault has the first word."""
+_SRUN_BYTES = 100_000
+
+_CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
+    (SpecError, ExitCode.BAD_CONFIG),
+    (DataError, ExitCode.BAD_DATA),
+    (StoreError, ExitCode.STORAGE),
+    (CheckpointError, ExitCode.NO_CHECKPOINT),
+    (MemoryError, ExitCode.OUT_OF_MEMORY),
+)
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """The code with which a rank leaves that fell over `error`."""
+    if isinstance(error, JobExit):
+        return error.code
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    text = f"{type(error).__name__}: {error}"
+    if find_sign(text, among=frozenset({Sign.OUT_OF_MEMORY})):
+        return ExitCode.OUT_OF_MEMORY
+    return ExitCode.CRASHED
+
+
+def error_text(error: BaseException) -> str:
+    """What the exit record says: a user's message for a chosen exit, else the traceback."""
+    if isinstance(error, JobExit):
+        return shorten(str(error), size=ERROR_CHARACTERS)
+    return shorten("".join(traceback.format_exception(error)).strip(), size=ERROR_CHARACTERS)
+
+
+def run_rank(job: JobDescription, identity: RankIdentity) -> int:
+    """Run the entry and return the code to leave with."""
+    ledger: Ledger | None = None
+    try:
+        module = importlib.import_module(job.entry)
+        context = JobContext(job, identity)
+        ledger = context.ledger
+        with context:
+            outputs = module.run(context)
+        if identity.rank != 0:
+            return ExitCode.DONE
+        done = _exit(identity, ExitCode.DONE, outputs=dict(outputs or {}))
+        return ledger.claim_exit(job.intent, done).record.code
+    except BaseException as error:
+        traceback.print_exc()
+        code = exit_code_of(error)
+        if code is ExitCode.CRASHED and is_peer_loss(f"{type(error).__name__}: {error}"):
+            time.sleep(PEER_LOSS_PATIENCE_S)
+        if not _another_failed_first(job, identity):
+            outputs = error.outputs if isinstance(error, JobExit) else {}
+            word = _exit(identity, code, error=error_text(error), outputs=outputs)
+            _leave_word(job, ledger, word)
+        return code
+
+
+def _another_failed_first(job: JobDescription, identity: RankIdentity) -> bool:
+    """Whether srun is ending this rank because of another; the batch step then has the word.
+
+    A rank that is told to end often says "resume me", which would hide why.
+    """
+    first = first_failure(tail(srun_log(job.folder), size_bytes=_SRUN_BYTES))
+    return first is not None and first.rank != identity.rank
+
+
+def _exit(identity: RankIdentity, code: ExitCode, **words: object) -> Exit:
+    return Exit(
+        code=code,
+        rank=identity.rank,
+        node=identity.node,
+        nonce=new_nonce(),
+        at=datetime.now(UTC),
+        **words,  # type: ignore[arg-type]
+    )
+
+
+def _leave_word(job: JobDescription, ledger: Ledger | None, record: Exit) -> None:
+    """Write the exit record if that can be done; the batch step writes one where it cannot."""
+    try:
+        (ledger or job.open_ledger()).claim_exit(job.intent, record)
+    except HeadraceError as error:
+        print(f"headrace: exit record not written: {error}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    job = JobDescription.read(Path(arguments[0]))
+    return int(run_rank(job, RankIdentity.from_environment()))
+
+
+if __name__ == "__main__":
+    left_with = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of torch and of a broken process group can keep an interpreter from ending.
+    os._exit(left_with)

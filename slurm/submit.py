@@ -1,0 +1,244 @@
+"""`kind: slurm`: jobs of a Slurm cluster, built by submitit and found again by their token.
+
+submitit builds the script. It is sent here, since submitit's own way has no time-out and pickles;
+what it says afterwards is never asked, because a job is known by its token, not by a pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from submitit.core.utils import FailedSubmissionError
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from slurm.cluster import JobObservation, JobState, NodeState, Resources, SubmitDoubtful
+from slurm.commands import (
+    CommandFailed,
+    CommandMissing,
+    CommandResult,
+    Commands,
+    CommandTimedOut,
+    SystemCommands,
+    accounting_command,
+    nodes_command,
+    parse_accounting,
+    parse_cluster_name,
+    parse_nodes,
+    parse_queue,
+    queue_command,
+    run_checked,
+)
+from slurm.job_script import (
+    batch_command,
+    batch_log,
+    job_path,
+    preamble,
+    script_path,
+    signal_lead_s,
+)
+from slurm.spec import ClusterSpec
+from storage.errors import SlurmError, SubmitRejected
+from storage.job import JobDescription
+
+_NO_ANSWER = re.compile(
+    r"unable to contact slurm controller|socket timed out|communication|connection|"
+    r"transport endpoint|zero bytes|timed out|unexpected message|protocol authentication",
+    re.IGNORECASE,
+)
+_REFUSAL = re.compile(r"^(sbatch: (error|fatal|unrecognized|invalid)|slurm_)", re.MULTILINE)
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+
+
+class SlurmCluster:
+    """A Slurm cluster, through its commands on this host."""
+
+    def __init__(self, spec: ClusterSpec, *, commands: Commands | None = None) -> None:
+        self._spec = spec
+        self._commands = commands or SystemCommands(slurm_conf=spec.slurm_conf)
+
+    @cached_property
+    def name(self) -> str:
+        return parse_cluster_name(run_checked(self._commands, ["scontrol", "show", "config"]))
+
+    @property
+    def gates(self) -> bool:
+        return True
+
+    def script(self, job: JobDescription, resources: Resources) -> str:
+        return self._executor(job, resources).script()
+
+    def submit(self, job: JobDescription, resources: Resources) -> str:
+        job = replace(job, launcher="srun")
+        job.write(job_path(job))
+        return self._executor(job, resources).send()
+
+    def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
+        """What is known of each token.
+
+        A token that the queue does not hold but accounting calls alive is `ABSENT`, with
+        accounting's word as `raw_state`: only the queue can say that a job lives.
+        """
+        if not tokens:
+            return {}
+        queue = parse_queue(run_checked(self._commands, queue_command(uid=os.getuid())))
+        left = [
+            token for token in tokens if token not in queue or queue[token].state is JobState.ENDED
+        ]
+        try:
+            accounts = self._accounts(left)
+            silence = None
+        except SlurmError as error:
+            accounts, silence = {}, str(error)
+        return {
+            token: _join(token, queue.get(token), accounts.get(token), silence=silence)
+            for token in tokens
+        }
+
+    def cancel(self, *, job_id: str, token: str) -> None:
+        """End the job if id and token belong together; ids are reused, tokens are not."""
+        listed = self._commands.run(["squeue", "--noheader", f"--jobs={job_id}", "--format=%j"])
+        if listed.returncode != 0:
+            if _UNKNOWN_JOB.search(listed.stderr):
+                return
+            raise CommandFailed(listed)
+        if token in listed.stdout.split():
+            run_checked(self._commands, ["scancel", f"--name={token}", job_id])
+
+    def nodes(self) -> tuple[NodeState, ...]:
+        partition = self._spec.partition
+        text = run_checked(self._commands, nodes_command(partition=partition))
+        nodes = parse_nodes(text, partition=partition)
+        if not nodes:
+            which = "default partition" if partition is None else f"partition {partition!r}"
+            raise SlurmError(f"sinfo shows no node of the {which}; set cluster.partition")
+        return nodes
+
+    def _accounts(self, tokens: Sequence[str]) -> dict[str, JobObservation]:
+        if not tokens:
+            return {}
+        try:
+            text = run_checked(self._commands, accounting_command(uid=os.getuid(), tokens=tokens))
+        except CommandFailed as error:
+            if _NO_ACCOUNTING.search(error.result.stderr + error.result.stdout):
+                return {}
+            raise
+        return parse_accounting(text)
+
+    def _executor(self, job: JobDescription, resources: Resources) -> _TokenExecutor:
+        return _TokenExecutor(self._spec, job, resources, commands=self._commands)
+
+
+class _TokenExecutor(SlurmExecutor):
+    """submitit's executor for one job, whose name is the attempt's token."""
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        job: JobDescription,
+        resources: Resources,
+        *,
+        commands: Commands,
+    ) -> None:
+        super().__init__(job.folder)
+        self._job = job
+        self._commands = commands
+        self.update_parameters(**_parameters(spec, job, resources))
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always able: a script can be shown where no Slurm is installed."""
+        return 2
+
+    def script(self) -> str:
+        return self._make_submission_file_text(batch_command(self._job), "")
+
+    def send(self) -> str:
+        """Call sbatch once and return the job id."""
+        return str(self._submit_command(batch_command(self._job)).job_id)
+
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        path = script_path(self._job)
+        path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+        try:
+            result = self._commands.run(self._make_submission_command(path))
+        except CommandMissing as error:
+            raise SubmitRejected(str(error)) from error
+        except CommandTimedOut as error:
+            raise SubmitDoubtful(str(error)) from error
+        return SlurmJob(folder=self.folder, job_id=read_answer(result), tasks=[0])
+
+
+def read_answer(result: CommandResult) -> str:
+    """The job id in sbatch's answer.
+
+    Raises:
+        SubmitRejected: sbatch says that the job was refused.
+        SubmitDoubtful: anything else; a request that was sent may still be carried out.
+    """
+    if result.returncode == 0:
+        try:
+            return SlurmExecutor._get_job_id_from_submission_command(result.stdout)
+        except FailedSubmissionError:
+            raise SubmitDoubtful(
+                f"sbatch succeeded but named no job: {result.stdout.strip()!r}"
+            ) from None
+    words = str(CommandFailed(result))
+    refused = result.returncode > 0 and _REFUSAL.search(result.stderr)
+    if refused and not _NO_ANSWER.search(result.stderr):
+        raise SubmitRejected(words)
+    raise SubmitDoubtful(words)
+
+
+def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) -> dict[str, Any]:
+    """submitit's parameters; what it has no name for, or treats badly, goes in as it is."""
+    excluded = sorted({*spec.exclude, *resources.excluded})
+    return {
+        "job_name": job.intent.token,
+        "nodes": resources.nodes,
+        "ntasks_per_node": resources.ranks_per_node,
+        "cpus_per_task": resources.cpus_per_rank,
+        "gpus_per_node": resources.gpus_per_node or None,
+        "mem": resources.memory_per_node,
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "time": resources.time_limit_min,
+        "nodelist": ",".join(resources.node_list) or None,
+        "exclude": ",".join(excluded) or None,
+        "signal_delay_s": signal_lead_s(resources),
+        "wckey": None,
+        "stderr_to_stdout": True,
+        "setup": preamble(spec, job, resources),
+        "use_srun": False,
+        "additional_parameters": {
+            "chdir": job.folder,
+            "no-requeue": True,
+            "output": batch_log(job),
+        },
+    }
+
+
+def _join(
+    token: str,
+    queued: JobObservation | None,
+    accounted: JobObservation | None,
+    *,
+    silence: str | None,
+) -> JobObservation:
+    if queued is not None and queued.state is not JobState.ENDED:
+        return queued
+    if accounted is not None and accounted.state in {JobState.ENDED, JobState.UNKNOWN}:
+        return replace(accounted, reason=queued.reason if queued else "")
+    if queued is not None:
+        return queued
+    if silence is not None:
+        return JobObservation(token=token, state=JobState.UNKNOWN, reason=silence)
+    if accounted is not None:
+        return replace(accounted, state=JobState.ABSENT)
+    return JobObservation(token=token, state=JobState.ABSENT)
