@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,10 +29,12 @@ Base = Annotated[Path, typer.Option("--dir", help="Folder that holds the state o
 Node = Annotated[str, typer.Argument(help="A node's name, such as n2.")]
 
 _DEFAULT_SHAPE = ClusterShape()
+_OUTCOMES = {"created": "is up", "repaired": "is up again", "already up": "is up already"}
 
 
 @app.command()
 def up(
+    *,
     nodes: Annotated[int | None, typer.Option(help="How many nodes. [default: 4]")] = None,
     name: Name = _DEFAULT_SHAPE.name,
     subnet: Annotated[
@@ -62,7 +64,7 @@ def up(
 
     What is not named stays as it is in a cluster that exists already.
     """
-    asked = {
+    asked: dict[str, Any] = {
         "num_nodes": nodes,
         "subnet": subnet,
         "cpus_per_node": cpus,
@@ -141,9 +143,6 @@ def slow(
     with _errors():
         DevCluster.load(name, base=base).slow(node, None if rate == "full" else rate)
     _out().print(f"{node} sends and receives at {rate} rate")
-
-
-_OUTCOMES = {"created": "is up", "repaired": "is up again", "already up": "is up already"}
 
 
 def _out() -> Console:

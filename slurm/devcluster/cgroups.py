@@ -22,6 +22,10 @@ TREE = "headrace-dev"
 QUOTA_PERIOD_US = 20_000
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "freezer", "devices", "pids")
+_V2_CONTROLLERS = ("cpu", "memory", "pids", "cpuset")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+# With v2, processes may live in leaves only, and Slurm makes its own cgroups beside this one.
+_V2_LEAF = "daemons"
 _KILL_DEADLINE_S = 15.0
 
 
@@ -42,6 +46,8 @@ def parse_mountinfo(text: str) -> tuple[Hierarchy, ...]:
         head, _, tail = line.partition(" - ")
         mount = Path(head.split()[4])
         fs_type, _, super_options = tail.split(maxsplit=2)
+        if not mount.is_relative_to(_CGROUP_ROOT):
+            continue
         if fs_type == "cgroup":
             controllers = frozenset(super_options.split(",")) & frozenset(_CONTROLLERS)
             if controllers:
@@ -82,8 +88,17 @@ class CgroupTree:
             directory = self.directory(hierarchy, host)
             directory.mkdir(parents=True, exist_ok=True)
             if hierarchy.version == 2:
-                _delegate(hierarchy.mount, directory)
+                (directory / _V2_LEAF).mkdir(exist_ok=True)
+                _delegate(hierarchy.mount, directory / _V2_LEAF)
             _set_quota(hierarchy, directory, cpu_quota)
+
+    def procs_files(self, host: str) -> tuple[Path, ...]:
+        """The files into which a process writes its id to belong to a host."""
+        leaf = _V2_LEAF if self.version == 2 else ""
+        return tuple(
+            self.directory(hierarchy, host) / leaf / "cgroup.procs"
+            for hierarchy in self.hierarchies
+        )
 
     def cpu_time_s(self, host: str) -> float:
         """CPU time that all processes of a host, the dead ones included, have used together."""
@@ -102,7 +117,7 @@ class CgroupTree:
         found: set[int] = set()
         for hierarchy in self.hierarchies:
             for directory in _walk(self.directory(hierarchy, host)):
-                with contextlib.suppress(FileNotFoundError, OSError):
+                with contextlib.suppress(OSError):
                     found.update(map(int, (directory / "cgroup.procs").read_text().split()))
         return frozenset(found - {0})
 
@@ -133,7 +148,7 @@ class CgroupTree:
             top = self.directory(hierarchy)
             for directory in reversed(list(_walk(top))):
                 _rmdir(directory)
-            with contextlib.suppress(FileNotFoundError, OSError):
+            with contextlib.suppress(OSError):
                 top.parent.rmdir()
 
     def _thaw(self, host: str) -> None:
@@ -141,7 +156,7 @@ class CgroupTree:
         for hierarchy in self.hierarchies:
             if "freezer" in hierarchy.controllers:
                 for directory in _walk(self.directory(hierarchy, host)):
-                    with contextlib.suppress(FileNotFoundError, OSError):
+                    with contextlib.suppress(OSError):
                         (directory / "freezer.state").write_text("THAWED")
 
 
@@ -184,7 +199,9 @@ def _set_quota(hierarchy: Hierarchy, directory: Path, cpu_quota: float | None) -
         (directory / "cpu.cfs_quota_us").write_text(str(-1 if share_us is None else share_us))
 
 
-def _delegate(mount: Path, directory: Path) -> None:
-    """Hand the controllers that Slurm uses down from the mount to the parent of ``directory``."""
-    for parent in reversed(directory.relative_to(mount).parents):
-        (mount / parent / "cgroup.subtree_control").write_text("+cpu +memory +pids +cpuset")
+def _delegate(mount: Path, leaf: Path) -> None:
+    """Hand the controllers that Slurm uses down from the mount to every parent of a leaf."""
+    available = (mount / "cgroup.controllers").read_text().split()
+    wanted = " ".join(f"+{name}" for name in _V2_CONTROLLERS if name in available)
+    for parent in reversed(leaf.relative_to(mount).parents):
+        (mount / parent / "cgroup.subtree_control").write_text(wanted)

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import secrets
-import shutil
 import socket
-import stat
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slurm.devcluster import config, daemons, hosts, machine
+from slurm.devcluster import config, daemons, files, hosts, machine
 from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.command import run
 from slurm.devcluster.config import DEFAULT_BASE, HEAD, ClusterShape, Layout
 from slurm.devcluster.daemons import Daemon
 from slurm.devcluster.errors import DevClusterError
@@ -33,7 +28,6 @@ Outcome = Literal["created", "repaired", "already up"]
 
 _LOCK_TIMEOUT_S = 180.0
 _DAEMON_TIMEOUT_S = 60.0
-_COMMAND_TIMEOUT_S = 20.0
 _ABSENT_STATES = ("down", "unk", "fail", "future")
 
 
@@ -55,7 +49,12 @@ class NodeStatus:
 
     @property
     def is_present(self) -> bool:
-        return not self.state.endswith("*") and not self.state.startswith(_ABSENT_STATES)
+        return is_present(self.state)
+
+
+def is_present(state: str) -> bool:
+    """Whether a node in this state answers and can be given jobs, now or after the present one."""
+    return bool(state) and not state.endswith("*") and not state.startswith(_ABSENT_STATES)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class DevCluster:
         Raises:
             DevClusterError: there is none.
         """
-        shape = _stored_shape(Layout(base / name))
+        shape = files.stored_shape(Layout(base / name))
         if shape is None:
             raise DevClusterError(
                 f"there is no dev cluster {name!r} in {base}; bring it up with `headrace dev up`"
@@ -102,7 +101,7 @@ class DevCluster:
     @staticmethod
     def stored_shape(name: str, *, base: Path = DEFAULT_BASE) -> ClusterShape | None:
         """The shape that a cluster was brought up with, None where there is none."""
-        return _stored_shape(Layout(base / name))
+        return files.stored_shape(Layout(base / name))
 
     @property
     def slurm_conf(self) -> Path:
@@ -129,12 +128,13 @@ class DevCluster:
         with _lock(self.shape.name):
             hosts.check_owner(cluster=self.shape.name, layout=self.layout)
             existed = self._check_same_shape()
-            if existed and (status := self._status()).is_up and _all_plugged_in(status):
+            tree = CgroupTree.of(self.shape.name)
+            if existed and self._is_whole(tree):
                 return "already up"
             hosts.check_subnet_free(self.shape)
-            tree = CgroupTree.of(self.shape.name)
             say("writing the configuration")
-            self._write_files(tree)
+            if files.write(shape=self.shape, layout=self.layout, tree=tree):
+                self._stop_daemons()
             say(f"cabling {len(self.shape.nodes)} nodes to {self.shape.bridge}")
             hosts.ensure_network(shape=self.shape, layout=self.layout)
             for host in self.shape.hosts:
@@ -158,9 +158,7 @@ class DevCluster:
         tree = CgroupTree.of(self.shape.name)
         for daemon in daemons.all_daemons(self.shape, self.layout):
             if (daemon.name, daemon.host) == (daemon_name, host):
-                return daemons.running_pid(
-                    daemon, shape=self.shape, layout=self.layout, tree=tree
-                )
+                return daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree)
         raise DevClusterError(f"dev cluster {self.shape.name!r} runs no {daemon_name} on {host}")
 
     def cut(self, node: str) -> None:
@@ -193,44 +191,30 @@ class DevCluster:
 
     def _check_same_shape(self) -> bool:
         """Whether the cluster exists, with this very shape."""
-        stored = _stored_shape(self.layout)
-        if stored is None:
-            if self.layout.root.is_dir() and any(self.layout.root.iterdir()):
-                raise DevClusterError(
-                    f"{self.layout.root} is not empty and holds no dev cluster; choose another "
-                    "--dir or --name"
-                )
-            return False
-        if stored == self.shape:
-            return True
+        stored = files.stored_shape(self.layout)
+        if stored is None or stored == self.shape:
+            return stored is not None
         old, new = dataclasses.asdict(stored), dataclasses.asdict(self.shape)
-        changes = ", ".join(f"{key} {old[key]} -> {new[key]}" for key in old if old[key] != new[key])
+        changes = ", ".join(
+            f"{key} {old[key]} -> {new[key]}" for key in old if old[key] != new[key]
+        )
         raise DevClusterError(
             f"dev cluster {self.shape.name!r} exists with another shape ({changes}); run "
             f"`headrace dev down --name {self.shape.name}` first, or choose another --name"
         )
 
-    def _write_files(self, tree: CgroupTree) -> None:
-        shape, layout = self.shape, self.layout
-        for directory, mode in layout.directories:
-            directory.mkdir(parents=True, exist_ok=True)
-            directory.chmod(mode)
-        # First of all files: it is what marks the directory as a cluster's, for a later `down`.
-        _write(layout.shape_json, json.dumps(dataclasses.asdict(shape), indent=2) + "\n")
-        _write(layout.slurm_conf, config.slurm_conf(shape=shape, layout=layout))
-        _write(layout.slurmdbd_conf, config.slurmdbd_conf(shape=shape, layout=layout), mode=0o600)
-        _write(layout.cgroup_conf, config.cgroup_conf(cgroup_version=tree.version))
-        _write(layout.gres_conf, config.gres_conf(shape=shape, layout=layout))
-        machine_name = socket.gethostname()
-        _write(layout.hosts_file, config.hosts_text(shape=shape, machine=machine_name))
-        _write(layout.nsswitch_conf, config.nsswitch_text())
-        for index in range(shape.gpus_per_node):
-            _make_gpu(layout.gpu(index))
-        if not layout.munge_key.exists():
-            _write(layout.munge_key, secrets.token_hex(64), mode=0o600)
-        for host in shape.hosts:
-            script = hosts.entry_script(shape=shape, layout=layout, host=host, tree=tree)
-            _write(layout.entry_script(host), script)
+    def _is_whole(self, tree: CgroupTree) -> bool:
+        status = self._status()
+        return (
+            status.is_up
+            and all(node.is_plugged_in for node in status.nodes)
+            and files.are_current(shape=self.shape, layout=self.layout, tree=tree)
+        )
+
+    def _stop_daemons(self) -> None:
+        """Before they read a new configuration; jobs go on under their own step daemons."""
+        for daemon in daemons.all_daemons(self.shape, self.layout):
+            daemons.kill(daemon, layout=self.layout)
 
     def _start_daemons(self, tree: CgroupTree, say: Say) -> None:
         layout = self.layout
@@ -264,22 +248,34 @@ class DevCluster:
 
     def _register(self) -> None:
         """Make the cluster known to the accounting, without which slurmctld does not start."""
-        if self._slurm("sacctmgr", "-nP", "show", "cluster", "format=cluster").split():
+        if self._is_registered():
             return
-        self._slurm("sacctmgr", "-i", "add", "cluster", self.shape.name)
+        try:
+            self._slurm("sacctmgr", "-i", "add", "cluster", self.shape.name)
+        except DevClusterError:
+            # The command of an `up` that was killed may have arrived in the meantime.
+            if not self._is_registered():
+                raise
+
+    def _is_registered(self) -> bool:
+        clusters = self._slurm("sacctmgr", "-nP", "show", "cluster", "format=cluster")
+        return self.shape.name in clusters.split()
 
     def _wait_for_nodes(self, say: Say) -> None:
         deadline = time.monotonic() + _DAEMON_TIMEOUT_S
+        named: list[str] = []
         while True:
             states = self._node_states()
-            absent = [
-                name
-                for name in self.shape.nodes
-                if not NodeStatus(name, states.get(name, "unknown"), True, "").is_present
-            ]
+            absent = [name for name in self.shape.nodes if not is_present(states.get(name, ""))]
             if not absent:
                 return
-            say(f"waiting for {', '.join(absent)}")
+            if absent != named:
+                say(f"waiting for {', '.join(absent)}")
+                named = absent
+            for name in absent:
+                # It answers, and is down for what happened before: nothing else takes it back.
+                if states.get(name) == "down":
+                    self._slurm("scontrol", "update", f"nodename={name}", "state=resume")
             if time.monotonic() > deadline:
                 slurmd = daemons.slurmd(self.layout, absent[0])
                 raise DevClusterError(
@@ -320,23 +316,7 @@ class DevCluster:
         return dict(line.split(maxsplit=1) for line in text.splitlines())
 
     def _slurm(self, *argv: str) -> str:
-        environment = {**os.environ, **self.env()}
-        try:
-            done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                timeout=_COMMAND_TIMEOUT_S,
-                env=environment,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DevClusterError(
-                f"`{' '.join(argv)}` did not end within {_COMMAND_TIMEOUT_S:.0f} s"
-            ) from error
-        if done.returncode != 0:
-            raise DevClusterError(f"`{' '.join(argv)}` failed: {(done.stderr or done.stdout).strip()}")
-        return done.stdout
+        return run(argv, env=self.env())
 
 
 def remove(name: str, *, base: Path = DEFAULT_BASE, say: Say = _silent) -> None:
@@ -350,11 +330,7 @@ def remove(name: str, *, base: Path = DEFAULT_BASE, say: Say = _silent) -> None:
     machine.check_privileges()
     with _lock(shape.name):
         hosts.check_owner(cluster=name, layout=layout)
-        if layout.root.is_dir() and any(layout.root.iterdir()) and not layout.shape_json.exists():
-            raise DevClusterError(
-                f"{layout.root} holds no dev cluster ({layout.shape_json.name} is missing) and is "
-                "left alone; remove it by hand if it is yours"
-            )
+        files.check_ours(layout)
         tree = CgroupTree.of(name)
         say("stopping daemons and jobs")
         tree.kill()
@@ -363,54 +339,10 @@ def remove(name: str, *, base: Path = DEFAULT_BASE, say: Say = _silent) -> None:
         say("removing cgroups and files")
         tree.remove()
         hosts.unmount_below(layout.root)
-        _remove_files(layout)
+        files.remove(layout)
         if base == DEFAULT_BASE:
             with contextlib.suppress(OSError):
                 base.rmdir()
-
-
-def _remove_files(layout: Layout) -> None:
-    """The mark of a cluster goes last: killed half-way, `down` can be run again."""
-    if not layout.root.is_dir():
-        return
-    for entry in layout.root.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry != layout.shape_json:
-            entry.unlink()
-    layout.shape_json.unlink(missing_ok=True)
-    layout.root.rmdir()
-
-
-def _stored_shape(layout: Layout) -> ClusterShape | None:
-    try:
-        return ClusterShape(**json.loads(layout.shape_json.read_text()))
-    except FileNotFoundError:
-        return None
-    except (TypeError, ValueError) as error:
-        raise DevClusterError(
-            f"{layout.shape_json} was written by another version or is damaged ({error}); run "
-            f"`headrace dev down --name {layout.root.name}` first"
-        ) from error
-
-
-def _all_plugged_in(status: ClusterStatus) -> bool:
-    return all(node.is_plugged_in for node in status.nodes)
-
-
-def _write(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Replace a file in one step: a killed `up` leaves the old one or the new one."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.touch(mode=mode)
-    fresh.write_text(text)
-    fresh.chmod(mode)
-    fresh.replace(path)
-
-
-def _make_gpu(path: Path) -> None:
-    """A device that Slurm takes for a GPU: it looks at the type of the file only."""
-    if not path.exists():
-        os.mknod(path, 0o666 | stat.S_IFCHR, os.stat("/dev/null").st_rdev)
 
 
 @contextlib.contextmanager

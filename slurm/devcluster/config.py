@@ -229,6 +229,7 @@ def slurm_conf(*, shape: ClusterShape, layout: Layout) -> str:
         "MpiDefault=none",
         # Detection of dead nodes, and how fast a job leaves.
         f"SlurmdTimeout={shape.slurmd_timeout_s}",
+        f"MessageTimeout={min(10, max(5, shape.slurmd_timeout_s))}",
         "KillWait=5",
         "MinJobAge=60",
         "ReturnToService=2",

@@ -1,12 +1,14 @@
 """The daemons of a dev cluster: how each is called, started, recognised again and waited for.
 
-A daemon is known by the process id and start time that it recorded, by its cgroup and by its network
-namespace; never by a name, which another cluster's daemon has as well.
+A daemon is known by the process id and start time that it recorded, by its cgroup and by its
+network namespace; never by a name, which another cluster's daemon has as well.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +24,7 @@ from slurm.devcluster.hosts import in_namespace
 
 SBIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LOG_TAIL_LINES = 15
+_FRESH_DATABASE = ".db-new"
 _POLL_S = 0.05
 _KILL_DEADLINE_S = 10.0
 
@@ -97,8 +100,10 @@ def all_daemons(shape: ClusterShape, layout: Layout) -> tuple[Daemon, ...]:
 
 def initialise_database(layout: Layout) -> None:
     """Make the database's directory, whole or not at all."""
-    fresh = layout.database.with_suffix(".new")
-    argv = [
+    for leftover in layout.root.glob(f"*{_FRESH_DATABASE}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh = layout.root / f"{secrets.token_hex(4)}{_FRESH_DATABASE}"
+    argv = (
         "mariadb-install-db",
         "--no-defaults",
         "--user=root",
@@ -107,14 +112,14 @@ def initialise_database(layout: Layout) -> None:
         "--skip-name-resolve",
         "--innodb-log-file-size=16M",
         f"--datadir={fresh}",
-    ]
-    log = layout.log_dir / "mariadb-install-db.log"
-    with log.open("w") as output:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False
+    )
+    installer = Daemon("mariadb-install-db", HEAD, argv)
+    code = _spawn(_entry(installer, layout), log=installer.log(layout), layout=layout)
+    if code != 0:
+        raise DevClusterError(
+            f"{installer.name} ended with {code}\n{log_tail(installer.log(layout))}"
         )
-    if done.returncode != 0:
-        raise DevClusterError(f"mariadb-install-db ended with {done.returncode}\n{log_tail(log)}")
+    installer.pid_file(layout).unlink()
     fresh.chmod(0o700)
     fresh.rename(layout.database)
 
@@ -122,23 +127,34 @@ def initialise_database(layout: Layout) -> None:
 def start(daemon: Daemon, *, layout: Layout) -> None:
     """Start a daemon on its host and return at once; nothing of it hangs on this process."""
     daemon.pid_file(layout).unlink(missing_ok=True)
+    argv = ("setsid", "--fork", *_entry(daemon, layout))
+    code = _spawn(argv, log=daemon.log(layout), layout=layout)
+    if code != 0:
+        raise DevClusterError(f"`{' '.join(argv)}` ended with {code}")
+
+
+def _entry(daemon: Daemon, layout: Layout) -> tuple[str, ...]:
+    script = layout.entry_script(daemon.host)
+    return ("/bin/sh", str(script), str(daemon.pid_file(layout)), *daemon.argv)
+
+
+def _spawn(argv: tuple[str, ...], *, log: Path, layout: Layout) -> int:
     environment = {
         "PATH": SBIN_PATH,
         "LC_ALL": "C.UTF-8",
         "SLURM_CONF": str(layout.slurm_conf),
         "MYSQL_UNIX_PORT": str(layout.database_socket),
     }
-    entry = ("/bin/sh", str(layout.entry_script(daemon.host)), str(daemon.pid_file(layout)))
-    with daemon.log(layout).open("a") as log:
-        subprocess.run(
-            ["setsid", "--fork", *entry, *daemon.argv],
+    with log.open("a") as output:
+        return subprocess.run(
+            argv,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd="/",
-            check=True,
-        )
+            check=False,
+        ).returncode
 
 
 def running_pid(

@@ -12,36 +12,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.command import run
 from slurm.devcluster.config import ClusterShape, Layout, bridge_name
 from slurm.devcluster.errors import DevClusterError
 
 NETNS_DIR = Path("/run/netns")
-_COMMAND_TIMEOUT_S = 30.0
 _KILL_DEADLINE_S = 10.0
-
-
-def run(argv: Sequence[str], *, stdin: str = "", timeout_s: float = _COMMAND_TIMEOUT_S) -> str:
-    """Standard output of a command that has to succeed.
-
-    Raises:
-        DevClusterError: it failed or did not end in time; with its own words.
-    """
-    try:
-        done = subprocess.run(
-            argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DevClusterError(f"`{' '.join(argv)}` did not end within {timeout_s:.0f} s") from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()
-        raise DevClusterError(f"`{' '.join(argv)}` ended with {done.returncode}: {said}")
-    return done.stdout
 
 
 def ip_json(*args: str) -> list[dict[str, Any]]:
@@ -61,6 +42,9 @@ def check_owner(*, cluster: str, layout: Layout) -> None:
     """
     bridge = links().get(bridge_name(cluster))
     if bridge is None or bridge.get("ifalias") == str(layout.root):
+        return
+    # An `up` that was killed between making the bridge and signing it.
+    if "ifalias" not in bridge and layout.shape_json.exists():
         return
     raise DevClusterError(
         f"network interface {bridge_name(cluster)!r} belongs to "
@@ -93,7 +77,7 @@ def ensure_network(*, shape: ClusterShape, layout: Layout) -> None:
     commands: list[str] = []
     if shape.bridge not in present:
         commands.append(f"link add name {shape.bridge} type bridge")
-        commands.append(f"link set {shape.bridge} alias {layout.root}")
+    commands.append(f"link set {shape.bridge} alias {layout.root}")
     commands.append(f"addr replace {shape.bridge_address}/{prefix_length} dev {shape.bridge}")
     commands.append(f"link set {shape.bridge} up")
     run(["ip", "-batch", "-"], stdin="\n".join(commands))
@@ -143,7 +127,7 @@ def set_rate(*, shape: ClusterShape, host: str, rate: str | None) -> None:
 
 
 def is_namespace(link: str) -> bool:
-    """Whether the name leads to a living namespace; a killed ``ip netns add`` leaves a bare file."""
+    """Whether the name leads to a namespace; a killed ``ip netns add`` leaves a bare file."""
     path = NETNS_DIR / link
     return path.exists() and path.stat().st_dev != NETNS_DIR.stat().st_dev
 
@@ -151,7 +135,7 @@ def is_namespace(link: str) -> bool:
 def in_namespace(*, link: str, pid: int) -> bool:
     try:
         ours = (NETNS_DIR / link).stat()
-        theirs = os.stat(f"/proc/{pid}/ns/net")
+        theirs = Path(f"/proc/{pid}/ns/net").stat()
     except OSError:
         return False
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
@@ -193,7 +177,7 @@ def entry_script(*, shape: ClusterShape, layout: Layout, host: str, tree: Cgroup
     ``ip netns exec``, which hides the cgroup mounts that slurmd needs.
     """
     directories = [tree.directory(hierarchy, host) for hierarchy in tree.hierarchies]
-    procs = " ".join(f"{directory}/cgroup.procs" for directory in directories)
+    procs = " ".join(str(path) for path in tree.procs_files(host))
     sys_dir = f"{layout.run_dir}/sys"
     views = "\n".join(
         f"mount --bind {directory} {sys_dir}{str(hierarchy.mount).removeprefix('/sys')}"

@@ -11,7 +11,15 @@ from collections.abc import Callable
 from slurm.devcluster.daemons import SBIN_PATH
 from slurm.devcluster.errors import DevClusterError, DevClusterUnavailable
 
-PACKAGES = ("slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge", "mariadb-server", "iproute2")
+PACKAGES = (
+    "slurmctld",
+    "slurmd",
+    "slurmdbd",
+    "slurm-client",
+    "munge",
+    "mariadb-server",
+    "iproute2",
+)
 INSTALL_COMMAND = f"apt-get install --no-install-recommends {' '.join(PACKAGES)}"
 
 _PROGRAMS = (
