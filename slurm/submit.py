@@ -197,7 +197,8 @@ def read_answer(result: CommandResult) -> str:
 
 def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) -> dict[str, Any]:
     """submitit's parameters; what it has no name for, or treats badly, goes in as it is."""
-    excluded = sorted({*spec.exclude, *resources.excluded})
+    # Slurm refuses a job that names a node and excludes it.
+    excluded = sorted({*spec.exclude, *resources.excluded} - {*resources.node_list})
     return {
         "job_name": job.intent.token,
         "nodes": resources.nodes,
