@@ -1,0 +1,88 @@
+"""Which commits count: fencing by lineage instead of by locks.
+
+An attempt writes only below its own number, so a zombie can never overwrite what a newer attempt
+relies on. Whether its commits mean anything is decided here, by whoever reads: pure, and the same
+for resuming and for pruning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage.errors import LedgerError
+from storage.records import Attempt, CommitRef, SweepJournal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """The chain of attempts that the newest one descends from.
+
+    `last_steps` gives, for each attempt of the chain, the step at which its successor took over;
+    None for the newest, which nobody has taken over from.
+    """
+
+    last_steps: Mapping[int, int | None]
+
+    def admits(self, *, attempt: int, step: int) -> bool:
+        """Whether a commit of this attempt at this step lies on the chain."""
+        if attempt not in self.last_steps:
+            return False
+        last = self.last_steps[attempt]
+        return last is None or step <= last
+
+
+def trace(attempts: Iterable[Attempt]) -> Lineage:
+    """Follows the resume records back from the newest attempt that has one.
+
+    An attempt without a resume record still queues, or died before it loaded: it changes nothing.
+
+    Raises:
+        LedgerError: a resume record names a source that cannot have been committed.
+    """
+    resumes = {attempt.number: attempt.resume for attempt in attempts if attempt.resume is not None}
+    last_steps: dict[int, int | None] = {}
+    number = max(resumes, default=None)
+    last: int | None = None
+    while number is not None:
+        last_steps[number] = last
+        source = resumes[number].source
+        if source is None:
+            break
+        if source.attempt >= number or source.attempt not in resumes:
+            raise LedgerError(
+                f"attempt {number} says it resumed from attempt {source.attempt}, which "
+                + ("is not older" if source.attempt >= number else "never wrote a resume record")
+                + "; the run's ledger has been altered, restore it or start a run under a new name"
+            )
+        number, last = source.attempt, source.step
+    return Lineage(last_steps=last_steps)
+
+
+def journaled(journals: Iterable[SweepJournal]) -> frozenset[CommitRef]:
+    """All saves that some sweeper has named; none of them ever counts again."""
+    return frozenset(ref for journal in journals for ref in journal.refs)
+
+
+def counting(
+    commits: Iterable[CommitRef],
+    attempts: Iterable[Attempt],
+    journals: Iterable[SweepJournal],
+    *,
+    ceiling: int | None = None,
+) -> tuple[CommitRef, ...]:
+    """The commits that count, newest first.
+
+    `attempts` are those of the training stage. `ceiling` is the highest step that a rollback left
+    standing.
+    """
+    lineage = trace(attempts)
+    swept = journaled(journals)
+    found = {
+        ref
+        for ref in commits
+        if lineage.admits(attempt=ref.attempt, step=ref.step)
+        and ref not in swept
+        and (ceiling is None or ref.step <= ceiling)
+    }
+    return tuple(sorted(found, reverse=True))

@@ -1,0 +1,162 @@
+"""What the tests have their ranks do; module-level functions, so that a rank can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from storage.checkpoints.load import load_newest
+from storage.checkpoints.save import save_checkpoint
+from storage.job import JobContext, JobDescription, RankIdentity
+from storage.records import Commit, CommitRef, Intent, Stage, Why
+from storage.spec import StoreSpec
+
+RUN = "demo"
+
+
+def make_intent(
+    attempt: int, *, floor: CommitRef | None = None, ceiling: int | None = None
+) -> Intent:
+    return Intent(
+        run=RUN,
+        stage=Stage.TRAIN,
+        unit="train",
+        attempt=attempt,
+        token=f"demo-train-{attempt}",
+        nonce=f"nonce-{attempt}",
+        cluster="local",
+        user="me",
+        why=Why.FIRST if attempt == 1 else Why.RETRIED,
+        after=None if attempt == 1 else attempt - 1,
+        nodes=1,
+        ranks_per_node=1,
+        fingerprint="f",
+        floor=floor,
+        ceiling=ceiling,
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def make_context(spec: StoreSpec, intent: Intent) -> JobContext:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    job = JobDescription(
+        intent=intent,
+        store=spec,
+        entry="trainer.main",
+        folder=Path("/nowhere"),
+        code=Path("/nowhere"),
+        python=Path("/nowhere"),
+    )
+    identity = RankIdentity(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        node="n1",
+        nodes=("n1",),
+        master_addr="127.0.0.1",
+        master_port=1,
+    )
+    return JobContext(job, identity)
+
+
+def make_state(*, seed: float) -> dict[str, Any]:
+    """A state like a trainer's: FSDP2 shards, uneven ones too, bf16, scalars and JSON values.
+
+    `seed` decides every element, whatever the number of ranks.
+    """
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 33), torch.nn.Linear(33, 1, bias=False), torch.nn.Linear(8, 7)
+    )
+    model[2].to(torch.bfloat16)
+    if dist.is_initialized():
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
+        fully_shard(model, mesh=mesh)
+    state: dict[str, Any] = {}
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        with torch.no_grad():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            first = _first_element(parameter)
+            count = torch.arange(local.numel(), dtype=torch.float32) + first
+            local.copy_((count * seed + number).reshape(local.shape))
+        state[f"model.{name}"] = parameter
+    state["optimizer.step"] = torch.tensor(seed)
+    state["flags"] = torch.tensor([True, False, True])
+    state["scheduler"] = {"kind": "cosine", "at": [1, 2.5, None], "betas": (0.9, seed)}
+    return state
+
+
+def _first_element(parameter: torch.Tensor) -> int:
+    """Index, in the whole tensor, of this rank's first element: shards are runs of rows."""
+    if not isinstance(parameter, DTensor):
+        return 0
+    rows = -(-parameter.shape[0] // dist.get_world_size())
+    row_elements = parameter[0].numel() if parameter.ndim > 1 else 1
+    return int(min(rows * dist.get_rank(), parameter.shape[0]) * row_elements)
+
+
+def whole(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as one process would hold it, in plain Python."""
+    plain = {}
+    for name, value in state.items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        plain[name] = full.tolist() if isinstance(full, torch.Tensor) else full
+    return plain
+
+
+def save(
+    spec: StoreSpec,
+    intent: Intent,
+    step: int,
+    seed: float,
+    *,
+    die_before_done: int | None = None,
+    deadline_s: float = 60,
+    extra: dict[str, Any] | None = None,
+) -> Commit:
+    """Saves the state that `seed` makes, as the run's trainer would."""
+    context = make_context(spec, intent)
+    if context.identity.rank == die_before_done:
+        put = context.store.put
+
+        def put_or_die(key: str, body: bytes) -> None:
+            if "/done." in key:
+                os.kill(os.getpid(), signal.SIGKILL)
+            put(key, body)
+
+        context.store.put = put_or_die  # type: ignore[method-assign]
+    return save_checkpoint(
+        context,
+        make_state(seed=seed) | (extra or {}),
+        step=step,
+        mesh={"dp_shard": context.identity.world_size},
+        samples_consumed=step * 8,
+        samples_hash=f"hash-{step}",
+        dataset_id="data",
+        model_hash="model",
+        metrics={"loss": 1.0 / step},
+        deadline_s=deadline_s,
+    )
+
+
+def load(
+    spec: StoreSpec, intent: Intent, *, model_hash: str = "model", dataset_id: str = "data"
+) -> tuple[Commit | None, dict[str, Any]]:
+    """Loads into a state of other numbers; the commit, and the whole state."""
+    context = make_context(spec, intent)
+    state = make_state(seed=-1.0)
+    commit = load_newest(context, state, model_hash=model_hash, dataset_id=dataset_id)
+    return commit, whole(state)
+
+
+def expected(seed: float) -> dict[str, Any]:
+    return whole(make_state(seed=seed))
