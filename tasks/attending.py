@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slurm.cluster import JobObservation, JobState
-from slurm.diagnose import diagnose, is_settled, refusal
+from slurm.diagnose import THE_LOOP, diagnose, is_settled, refusal
 from slurm.policy import decide
 from storage.records import Action, Attempt, Decision, Diagnosis, ExitCode, Kind
 from tasks.context import Unit
 from tasks.situation import (
-    THE_LOOP,
     CancelJob,
     Close,
     Gather,

@@ -16,9 +16,6 @@ from slurm.spec import RetrySpec
 from storage.records import Attempt, CommitRef, Decision, Diagnosis, Stage, Why
 from tasks.context import Unit
 
-THE_LOOP = "headrace"
-"""`Cancel.who` of a job that was over anyway; any other name is a person, whom the loop obeys."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -32,7 +29,7 @@ class Patience:
     """No job of the token in a healthy queue and no start: then the start is claimed as void."""
     linger_s: float = 10.0
     """An exit record stands and Slurm still says the job runs: then the job is cancelled."""
-    settle_s: float = 20.0
+    settle_s: float = 60.0
     """Evidence that is still incomplete: then it is judged as it is."""
     cancel_s: float = 30.0
     """A cancelled job that still runs: it is cancelled again, then left to the fence."""
