@@ -1,0 +1,232 @@
+"""The probe and the all-reduce, measured for real on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm.health import host, probe
+from slurm.health.allreduce import bus_gb_per_s
+from slurm.health.probe import measure
+from slurm.health.registry import AllreduceJob, Measure, ProbeJob, Status
+from slurm.health.verdict import Probed, judge
+from slurm.spec import ClusterSpec, ValidateSpec
+from storage.embedded import EmbeddedStore, resolved
+from storage.errors import StoreError
+from storage.job import JobContext, JobDescription, RankIdentity
+from storage.object_store import ObjectStore
+from storage.records import Intent, Stage, Why
+from storage.spec import StoreSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def store_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSpec]:
+    directory = tmp_path_factory.mktemp("store")
+    server = EmbeddedStore(directory=directory, host="127.0.0.1", bucket="headrace")
+    yield resolved(StoreSpec(), server.ensure())
+    server.stop()
+    shutil.rmtree(directory)
+
+
+def description(store: StoreSpec, folder: Path, *, entry: str, payload: Any) -> JobDescription:
+    intent = Intent(
+        run="check",
+        stage=Stage.VALIDATE,
+        unit="unit",
+        attempt=1,
+        token="check-validate-0001",
+        nonce="0",
+        cluster="here",
+        user="me",
+        why=Why.FIRST,
+        after=None,
+        nodes=1,
+        ranks_per_node=1,
+        fingerprint="f",
+        created_at=datetime.now(UTC),
+    )
+    return JobDescription(
+        intent=intent,
+        store=store,
+        entry=entry,
+        payload=payload.model_dump(mode="json"),
+        folder=folder,
+        code=ROOT,
+        python=Path(sys.executable),
+    )
+
+
+def identity(**changes: Any) -> RankIdentity:
+    fields = {
+        "rank": 0,
+        "world_size": 1,
+        "local_rank": 0,
+        "node": "n1",
+        "nodes": ("n1",),
+        "master_addr": "127.0.0.1",
+        "master_port": 1,
+    }
+    return RankIdentity(**{**fields, **changes})
+
+
+@pytest.mark.s3
+def test_a_probe_measures_all_that_is_judged_and_this_host_is_fit(
+    store_spec: StoreSpec, tmp_path: Path
+) -> None:
+    job = ProbeJob(scratch=tmp_path, copy_mib=2, matmul_size=128, disk_mib=1, seconds_each=0.02)
+    context = JobContext(
+        description(store_spec, tmp_path, entry="slurm.health.probe", payload=job), identity()
+    )
+    outputs = json.loads(json.dumps(probe.run(context)))
+    assert outputs["node"] == "n1"
+    measures = {name: Measure(**fields) for name, fields in outputs["measures"].items()}
+    lenient = ValidateSpec(
+        min_memory_copy_gb_per_s=1e-6, min_matmul_gflop_per_s=1e-6, min_disk_write_mb_per_s=1e-6
+    )
+    judgement = judge([Probed(node="n1", measures=measures)], spec=lenient, cluster=ClusterSpec())
+    findings = {finding.check: finding for finding in judgement.verdicts[0].findings}
+    assert judgement.healthy == ("n1",)
+    unknown = {name for name, one in findings.items() if one.status is Status.UNKNOWN}
+    assert unknown <= {"gpus"}
+    assert not list(tmp_path.glob("headrace-probe-*"))
+    ledger_keys = context.job.keys
+    assert list(ObjectStore(store_spec).list(ledger_keys.probes)) == []
+
+
+@pytest.mark.s3
+def test_a_store_that_returns_other_bytes_is_found(
+    store_spec: StoreSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgetful(ObjectStore):
+        def get(self, key: str) -> bytes:
+            return super().get(key)[:-1] + b"?"
+
+    store = Forgetful(store_spec)
+    with pytest.raises(StoreError, match="came back with other bytes"):
+        host.store_round_trip_ms(store, "probe/other", size_bytes=1000)
+    assert store.head("probe/other") is None
+
+
+def test_a_scratch_folder_that_cannot_be_written_is_a_failure_not_a_crash(
+    tmp_path: Path,
+) -> None:
+    found = measure(lambda: host.disk_mb_per_s(tmp_path / "gone", size_bytes=host.MIB)[0])
+    assert found.value is None
+    assert found.failure.startswith("FileNotFoundError")
+
+
+def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.matmul_error(size=128) < probe.MATMUL_ERROR_LIMIT / 10
+    assert measure(lambda: probe._require_correct(12.0)).failure.startswith("WrongResultError")
+    assert measure(lambda: probe._require_correct(float("nan"))).failure
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("printf 'GPU-1\\nGPU-2\\n'", Measure(value=2)),
+        ("echo 'No devices were found' && exit 6", "No devices were found"),
+    ],
+)
+def test_gpus_are_counted_by_the_drivers_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: Measure | str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = measure(host.gpus)
+    if isinstance(expected, Measure):
+        assert found == expected
+    else:
+        assert expected in found.failure
+
+
+def test_a_host_without_the_tool_says_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert measure(host.gpus) == Measure(unknown="nvidia-smi is not installed")
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert bus_gb_per_s(size_bytes=10**9, seconds=1.0, world_size=2) == pytest.approx(1.0)
+    assert bus_gb_per_s(size_bytes=10**9, seconds=0.5, world_size=4) == pytest.approx(3.0)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+RANK = """
+import json, sys
+from slurm.health.allreduce import measure
+from slurm.health.registry import AllreduceJob
+from storage.job import RankIdentity
+
+job, identity = json.loads(sys.argv[1])
+identity["nodes"] = tuple(identity["nodes"])
+seconds, size_bytes = measure(AllreduceJob(**job), RankIdentity(**identity))
+print(seconds > 0, size_bytes)
+"""
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., list[subprocess.Popen[str]]]]:
+    """Starts ranks of one all-reduce as processes; they are gone after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(job: AllreduceJob, *, present: int, world_size: int) -> list[subprocess.Popen[str]]:
+        port = free_port()
+        for rank in range(present):
+            place = identity(rank=rank, world_size=world_size, node=f"n{rank}", master_port=port)
+            argument = json.dumps([job.model_dump(), asdict(place)])
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, argument],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=ROOT,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},
+                )
+            )
+        return started
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.distributed
+def test_two_ranks_reduce_together(
+    ranks: Callable[..., list[subprocess.Popen[str]]],
+) -> None:
+    job = AllreduceJob(size_mib=0.25, rounds=2)
+    for process in ranks(job, present=2, world_size=2):
+        out, errors = process.communicate(timeout=120)
+        assert (process.returncode, out) == (0, f"True {2**18}\n"), errors
+
+
+@pytest.mark.distributed
+def test_a_rank_that_waits_for_the_others_in_vain_says_whom_it_waited_for(
+    ranks: Callable[..., list[subprocess.Popen[str]]],
+) -> None:
+    (alone,) = ranks(AllreduceJob(timeout_s=1.0), present=1, world_size=2)
+    _, errors = alone.communicate(timeout=120)
+    assert alone.returncode == 1
+    assert "n0 did not meet the other 1 ranks at 127.0.0.1" in errors
