@@ -37,8 +37,14 @@ class ScheduleSpec(Model):
     """Learning rate as a pure function of the step: linear warm-up, then cosine."""
 
     peak_lr: float = Field(3e-4, gt=0)
-    warmup_steps: int = Field(100, ge=0)
+    warmup_steps: int | None = Field(
+        None, ge=0, description="By default a tenth of the steps, 100 at most."
+    )
     min_ratio: float = Field(0.1, ge=0, le=1, description="Final rate as a part of the peak.")
+
+    def warmup(self, steps: int) -> int:
+        """Steps of warm-up in a run of `steps`."""
+        return min(100, steps // 10) if self.warmup_steps is None else self.warmup_steps
 
 
 class OptimizerSpec(Model):
@@ -87,7 +93,7 @@ class TrainSpec(Model):
 
     @model_validator(mode="after")
     def _warmup_is_shorter(self) -> TrainSpec:
-        if self.schedule.warmup_steps > self.steps:
+        if self.schedule.warmup(self.steps) > self.steps:
             raise ValueError(
                 f"schedule.warmup_steps {self.schedule.warmup_steps} must be at most "
                 f"steps {self.steps}; lower one or raise the other"

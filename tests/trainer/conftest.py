@@ -16,7 +16,7 @@ from storage.shards.build import build_dataset, plan_shards
 from storage.spec import DataSpec, StoreSpec
 from tests.trainer.jobs import Bench
 
-WORDS = "one two three four five six seven eight nine ten".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 class Unwatched:

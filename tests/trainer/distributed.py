@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -63,7 +68,7 @@ class RankProcess:
         if not wait([self._pipe], timeout=DEADLINE_S):
             return False, f"no end within {DEADLINE_S:g} s"
         try:
-            good, value = self._pipe.recv()
+            good, value = pickle.loads(self._pipe.recv_bytes())
         except EOFError:
             self._process.join(DEADLINE_S)
             return False, f"died with exit code {self._process.exitcode}"
@@ -84,8 +89,7 @@ def start_ranks(
     function: RankFunction, world_size: int, *args: Any, nodes: int = 1
 ) -> list[RankProcess]:
     """Starts the ranks and returns at once; the caller kills what is left of them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "trainer.main"])
+    context = _fork_server()
     port = free_port()
     per_node = world_size // nodes
     ranks = []
@@ -107,6 +111,23 @@ def start_ranks(
     return ranks
 
 
+@cache
+def _fork_server() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trainer.main", "boto3.session"])
+    # The server of Python 3.11 is not told of sys.path, and then preloads nothing, silently.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
@@ -123,7 +144,8 @@ def _run_rank(
         answer = (True, function(identity, *args))
     except BaseException:
         answer = (False, traceback.format_exc())
-    pipe.send(answer)
+    # Pickled by value: as torch would send tensors, they vanish with the process.
+    pipe.send_bytes(pickle.dumps(answer))
     pipe.close()
     # As a real rank does: threads of gloo that wait for a dead peer must not keep it alive.
     os._exit(0)

@@ -1,13 +1,184 @@
+import os
+import signal
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
+from storage.checkpoints.commits import counting_commits
+from storage.errors import SpecError
+from storage.job import JobContext, JobDescription, RankIdentity
+from storage.records import (
+    Action,
+    Commit,
+    Decision,
+    Diagnosis,
+    End,
+    ExitCode,
+    Kind,
+    Stage,
+    new_nonce,
+)
 from tests.trainer.distributed import run_distributed_test
-from tests.trainer.jobs import TINY, Bench, run_job
+from tests.trainer.jobs import TINY, Bench, Left, run_job
+from trainer.main import run
+from trainer.spec import TrainSpec
 
 pytestmark = [pytest.mark.distributed, pytest.mark.s3]
 
+SAMPLES = TINY.steps * TINY.global_batch
 
-def test_a_run_ends_at_its_last_step_with_the_loss_fallen(bench: Bench) -> None:
-    outcomes = run_distributed_test(run_job, 2, bench.job())
-    print(outcomes)
-    for l in bench.metrics(1): print(l)
-    assert 0
+
+def changed(**fields: Any) -> TrainSpec:
+    return TrainSpec.model_validate(TINY.model_dump() | fields)
+
+
+def curve(lines: list[dict[str, Any]]) -> list[tuple[int, float, float]]:
+    return [(line["step"], line["loss"], line["grad_norm"]) for line in lines]
+
+
+def commits(bench: Bench) -> list[Commit]:
+    return list(counting_commits(bench.ledger()))
+
+
+def run_and_be_signalled(
+    identity: RankIdentity, job: JobDescription, signalled_rank: int, at_step: int
+) -> Left:
+    """As `run_job`; one rank alone is sent USR2, while `at_step` runs."""
+    from trainer.step import Stepper
+
+    train = Stepper.train
+
+    def train_and_signal(self: Stepper, *args: Any, step: int, **others: Any) -> Any:
+        if identity.rank == signalled_rank and step == at_step:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        return train(self, *args, step=step, **others)
+
+    Stepper.train = train_and_signal  # type: ignore[method-assign]
+    return run_job(identity, job)
+
+
+def test_a_run_left_on_a_signal_and_resumed_is_the_run_that_was_never_left(bench: Bench) -> None:
+    """To the bit: losses, gradient norms, and the proof of the samples consumed."""
+    whole = replace(bench, run=f"{bench.run}-whole", folder=bench.folder / "whole")
+    undisturbed = run_distributed_test(run_job, 2, whole.job())
+    left = run_distributed_test(run_and_be_signalled, 2, bench.job(), 1, 3)
+    resumed = run_distributed_test(run_job, 2, bench.job(attempt=2))
+
+    assert [(each.code, each.outputs) for each in left] == [
+        (ExitCode.RESUME, {"step": 3, "commits": 1})
+    ] * 2
+    second = bench.ledger().attempt(Stage.TRAIN, 2)
+    assert second is not None
+    assert second.resume is not None
+    assert second.resume.source is not None
+    assert (second.resume.source.attempt, second.resume.source.step) == (1, 3)
+
+    assert curve([*bench.metrics(1), *bench.metrics(2)]) == curve(whole.metrics(1))
+    assert [commit.step for commit in commits(whole)] == [8, 4]
+    assert [commit.step for commit in commits(bench)] == [8, 4, 3]
+    for each in (bench, whole):
+        newest = commits(each)[0]
+        assert (newest.samples_consumed, newest.samples_hash) == (SAMPLES, f":0-{SAMPLES}")
+    for rank in resumed:
+        for name in ("final_step", "train_loss", "val_loss"):
+            assert rank.outputs[name] == undisturbed[0].outputs[name], name
+
+
+def test_the_loss_falls_and_the_outputs_say_how_far(bench: Bench) -> None:
+    (rank,) = run_distributed_test(run_job, 1, bench.job(changed(steps=30)))
+    lines = bench.metrics(1)
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+    assert [line["step"] for line in lines if "val_loss" in line] == [4, 8, 12, 16, 20, 24, 28, 30]
+    assert lines[-1]["tokens"] == 30 * TINY.global_batch * TINY.sequence
+    assert rank.outputs["final_step"] == 30
+    assert rank.outputs["train_loss"] == lines[-1]["loss"]
+    assert rank.outputs["val_loss"] == lines[-1]["val_loss"]
+    assert rank.outputs["tokens_per_s"] > 0
+    assert rank.outputs["commits"] == 8
+    assert commits(bench)[0].metrics["val_loss"] == lines[-1]["val_loss"]
+
+
+def test_another_number_of_ranks_goes_on_where_the_first_stopped(bench: Bench) -> None:
+    run_distributed_test(run_and_be_signalled, 2, bench.job(), 0, 5)
+    (rank,) = run_distributed_test(run_job, 1, bench.job(attempt=2))
+    assert (rank.code, rank.outputs["final_step"]) == (ExitCode.DONE, TINY.steps)
+    steps = [line["step"] for line in [*bench.metrics(1), *bench.metrics(2)]]
+    assert steps == list(range(1, TINY.steps + 1))
+    newest = commits(bench)[0]
+    assert (newest.attempt, newest.world_size, newest.mesh) == (2, 1, {"dp_shard": 1})
+    assert newest.samples_hash == f":0-{SAMPLES}"
+
+
+def test_a_run_that_is_finished_already_only_says_so(bench: Bench) -> None:
+    (first,) = run_distributed_test(run_job, 1, bench.job())
+    (again,) = run_distributed_test(run_job, 1, bench.job(attempt=2))
+    assert again.code == ExitCode.DONE
+    assert again.outputs == {**first.outputs, "tokens_per_s": None, "commits": 0}
+    assert [commit.attempt for commit in commits(bench)] == [1, 1]
+
+
+def close(bench: Bench, job: JobDescription) -> None:
+    end = End(
+        diagnosis=Diagnosis(kind=Kind.LOST),
+        decision=Decision(action=Action.RESUME, reason="lost"),
+        by="test",
+        nonce=new_nonce(),
+        at=datetime.now(UTC),
+    )
+    assert bench.ledger().claim_end(job.intent, end).won
+
+
+def test_an_attempt_that_was_closed_commits_nothing(bench: Bench) -> None:
+    job = bench.job()
+    close(bench, job)
+    for left in run_distributed_test(run_job, 2, job):
+        assert left.code == ExitCode.FENCED
+        assert "step 4 is not committed" in left.message
+    assert commits(bench) == []
+
+
+def run_and_break(identity: RankIdentity, job: JobDescription) -> Left:
+    """As `run_job`; the weights of rank 1 alone are spoilt before it begins."""
+    from trainer.loop import _Training
+
+    resume = _Training._resume
+
+    def resume_and_break(self: _Training) -> Any:
+        loss = resume(self)
+        if identity.rank == 1:
+            for parameter in self._engine.state.parameters.values():
+                parameter.data.fill_(float("nan"))
+        return loss
+
+    _Training._resume = resume_and_break  # type: ignore[method-assign]
+    return run_job(identity, job)
+
+
+def test_all_ranks_leave_as_diverged_when_the_loss_is_not_finite(bench: Bench) -> None:
+    for left in run_distributed_test(run_and_break, 2, bench.job()):
+        assert left.code == ExitCode.DIVERGED
+        assert left.message.startswith("step 1: loss nan")
+    assert commits(bench) == []
+
+
+def test_what_cannot_work_is_refused_before_ranks_meet(bench: Bench) -> None:
+    identity = RankIdentity(
+        rank=0,
+        world_size=3,
+        local_rank=0,
+        node="n1",
+        nodes=("n1",),
+        master_addr="127.0.0.1",
+        master_port=1,
+    )
+    with pytest.raises(SpecError, match=r"train\.global_batch 8 .* × 3 ranks = 6; .* 12"):
+        run(JobContext(bench.job(), identity))
+    small = changed(model=TINY.model.model_dump() | {"vocab": 64})
+    with pytest.raises(SpecError, match=r"train\.model\.vocab 64 .* 257"):
+        run(JobContext(bench.job(small, attempt=2), replace(identity, world_size=1)))
+    long = changed(sequence=100_000)
+    with pytest.raises(SpecError, match=r"train\.sequence 100000"):
+        run(JobContext(bench.job(long, attempt=3), replace(identity, world_size=1)))
