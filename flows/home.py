@@ -14,13 +14,15 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from storage.errors import HeadraceError
+from storage.errors import HeadraceError, SpecError
 from storage.file_locks import FileLock
 
 VARIABLE = "HEADRACE_HOME"
 SERVER = "server"
 WORKER = "worker"
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph"})
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,14 @@ class Home:
         return self.folder / "serve.log"
 
     @property
+    def prefect_log(self) -> Path:
+        return self.folder / "prefect.log"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    @property
     def record(self) -> Path:
         return self.folder / "serve.json"
 
@@ -153,6 +163,29 @@ class Home:
         temporary = self.record.with_suffix(".tmp")
         temporary.write_bytes(_RECORD.dump_json(record))
         temporary.replace(self.record)
+
+    def remember_run(self, run: str, spec: str) -> None:
+        """Keep the JSON of a run's newest spec, so that the run's name is enough to find it again."""
+        self.make()
+        self.runs.mkdir(exist_ok=True)
+        temporary = self.runs / f".{run}.tmp"
+        temporary.write_text(spec)
+        temporary.replace(self.runs / f"{run}.json")
+
+    def recall_run(self, run: str) -> str:
+        """What was kept of the run.
+
+        Raises:
+            SpecError: nothing was.
+        """
+        try:
+            return (self.runs / f"{run}.json").read_text()
+        except OSError:
+            known = sorted(path.stem for path in self.runs.glob("*.json"))
+            raise SpecError(
+                f"run {run!r} was never started from here ({self.folder}); name its file with "
+                f"--spec, or one of the runs known here: {', '.join(known) or 'none'}"
+            ) from None
 
     def on_network(self) -> str | None:
         """The network file system that holds this folder, if one does."""

@@ -144,7 +144,11 @@ def _sharpened(path: Path, message: str, lines: Mapping[Path, int]) -> Path:
     below = [place for place in lines if place[: len(path)] == path and place != path]
     for word in re.findall(r"[a-z_][a-z0-9_.]*", message):
         for place in below:
-            if word and dotted(place[len(path) :]).endswith(word) and place[-1] == word.split(".")[-1]:
+            if (
+                word
+                and dotted(place[len(path) :]).endswith(word)
+                and place[-1] == word.split(".")[-1]
+            ):
                 return place
     return path
 

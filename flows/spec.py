@@ -56,6 +56,14 @@ class PipelineSpec(Model):
             )
         return self
 
+    def renamed(self, run: str) -> Self:
+        """The same spec for a run of another name.
+
+        Raises:
+            ValidationError: it is no name for a run.
+        """
+        return type(self).model_validate(self.model_dump() | {"run": run})
+
     def anchored(self, base: Path) -> Self:
         """The same spec with its relative paths taken from `base`: it then means the same in any
         process, whatever its working directory."""

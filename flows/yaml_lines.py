@@ -7,7 +7,7 @@ environment written `${NAME}` or `${NAME:-default}` (`$${` is a plain `${`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ import yaml
 
 Path = tuple[str | int, ...]
 
-_VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{")
+_VARIABLE = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{"
+)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -124,7 +126,9 @@ class _Reader:
         value = self._with_variables(node, path)
         tag = node.tag
         if value != node.value and node.style is None:
-            tag = self._loader.resolve(yaml.ScalarNode, value, (True, False))
+            # types-PyYAML leaves this one out.
+            resolve: Callable[..., str] = self._loader.resolve
+            tag = resolve(yaml.ScalarNode, value, (True, False))
         scalar = yaml.ScalarNode(tag, value, node.start_mark, node.end_mark)
         try:
             return self._loader.construct_object(scalar, deep=True)

@@ -1,0 +1,36 @@
+"""`headrace serve`: Prefect's server, worker and deployments in one command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from storage.errors import SpecError
+
+
+def serve(
+    stop: Annotated[bool, typer.Option("--stop", help="End the one that runs.")] = False,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return when it is up, and leave it running.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1024, max=65535, help="Port; by default a free one.")
+    ] = None,
+) -> None:
+    """Run a Prefect server, with its worker and deployments, for this user alone."""
+    from flows.home import Home
+    from flows.server import ensure_server, stop_server
+    from flows.supervisor import Supervisor
+
+    if stop and background:
+        raise SpecError("--stop and --background exclude each other; give one of them")
+    home = Home.of_user()
+    if stop:
+        ended = stop_server(home)
+        typer.echo("Stopped; flow runs and their jobs go on." if ended else "Nothing was running.")
+    elif background:
+        record = ensure_server(home, say=typer.echo)
+        typer.echo(f"Prefect is at {record.ui_url}; log in with the line in {home.auth}")
+    else:
+        Supervisor(home, say=typer.echo, port=port).serve()

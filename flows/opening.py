@@ -1,0 +1,119 @@
+"""What every flow does first: find the store, claim the run, copy the code, open the cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flows.home import Home
+from flows.spec import PipelineSpec
+from slurm.cluster import open_cluster
+from slurm.snapshot import Snapshot, take_snapshot
+from storage import embedded
+from storage.errors import SpecError, StoreError
+from storage.keys import RunKeys
+from storage.ledger import Ledger
+from storage.object_store import ObjectStore
+from storage.probe import StoreProbe, probe
+from storage.records import RunRecord, Stage, new_nonce
+from storage.spec import StoreSpec
+from tasks.context import RunContext
+from tasks.eyes import Eyes
+
+BASE_VARIABLE = "HEADRACE_BASE"
+
+
+def base_folder() -> Path:
+    """What relative paths in a spec are relative to: for a flow that a worker started, the folder
+    where `headrace serve` was started, since the flow's own working directory is the code's."""
+    return Path(os.environ.get(BASE_VARIABLE) or Path.cwd())
+
+
+@contextmanager
+def open_ledger(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger]]:
+    """The run's ledger, and the store it is in, which stays up for as long as the block lasts."""
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    if server is None:
+        yield spec.store, _ledger(spec.store, run=spec.run)
+        return
+    with server.in_use() as endpoint:
+        store = embedded.resolved(spec.store, endpoint)
+        yield store, _ledger(store, run=spec.run)
+
+
+@contextmanager
+def open_run(
+    spec: PipelineSpec, *, eyes: Eyes, forced: Iterable[Stage] = ()
+) -> Iterator[RunContext]:
+    """One engine at work on the run that `spec` names.
+
+    Raises:
+        HeadraceError: store, cluster or folder cannot be used.
+    """
+    require_absolute(spec)
+    Home.of_user().remember_run(spec.run, spec.model_dump_json())
+    with open_ledger(spec) as (store, ledger):
+        snapshot = take_snapshot(spec.workdir)
+        claim_run(ledger, spec, snapshot)
+        yield RunContext(
+            run=spec.run,
+            workdir=spec.workdir,
+            cluster=open_cluster(spec.cluster, workdir=spec.workdir),
+            cluster_spec=spec.cluster,
+            retry=spec.retry,
+            store=store,
+            ledger=ledger,
+            snapshot=snapshot,
+            eyes=eyes,
+            forced=frozenset(forced),
+        )
+
+
+def require_absolute(spec: PipelineSpec) -> None:
+    """Refuse a spec whose paths would mean something else on every node."""
+    if not spec.workdir.is_absolute():
+        raise SpecError(
+            f"workdir: value {str(spec.workdir)!r}; must be absolute here; write the whole path"
+        )
+
+
+def claim_run(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot) -> RunRecord:
+    """The run's record, made now where there is none; the store is probed before it is relied on.
+
+    Raises:
+        StoreError: the store ignores conditions on writes.
+    """
+    found = ledger.run_record()
+    if found is None:
+        seen = probe(ledger.store, prefix=ledger.keys.probes)
+        _require_conditional(seen, ledger)
+        found = ledger.claim_run(
+            RunRecord(
+                run=spec.run,
+                spec=spec.model_dump(mode="json"),
+                code=snapshot.digest,
+                git_commit=snapshot.git_commit,
+                git_dirty=snapshot.git_dirty,
+                store_probe=seen.to_json(),
+                nonce=new_nonce(),
+                at=datetime.now(UTC),
+            )
+        ).record
+    return found
+
+
+def _require_conditional(seen: StoreProbe, ledger: Ledger) -> None:
+    if not seen.conditional_writes:
+        raise StoreError(
+            f"the store at {ledger.store.endpoint} ignores `If-None-Match` on writes "
+            f"({seen.evidence[0]}), so two engines could carry out one attempt twice; use a store "
+            "that honours it (AWS S3, MinIO, Ceph, SeaweedFS), or leave store.endpoint_url out for "
+            "the embedded one"
+        )
+
+
+def _ledger(store: StoreSpec, *, run: str) -> Ledger:
+    return Ledger(ObjectStore(store), RunKeys(prefix=store.prefix, run=run))

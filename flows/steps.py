@@ -1,0 +1,60 @@
+"""The stages in their order: what each is given from the spec and from those before it.
+
+No Prefect here: this is what every flow runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tasks.prune import prune
+from tasks.shard import shard
+from tasks.smoke import smoke
+from tasks.train import train
+from tasks.validate import validate
+
+from flows.spec import PipelineSpec
+from storage.records import Stage, StageRecord
+from tasks.context import RunContext
+
+Records = Mapping[Stage, StageRecord]
+
+
+def run_stages(context: RunContext, spec: PipelineSpec, stages: Sequence[Stage]) -> Records:
+    """Run `stages` one after the other, or skip those that are finished already.
+
+    Raises:
+        StageFailed: one ended without its result; those after it are not begun.
+        RunCancelled: a person ended the run.
+    """
+    done: dict[Stage, StageRecord] = {}
+    for stage in stages:
+        placed = context if stage is Stage.VALIDATE else without_unfit(context)
+        done[stage] = _run(placed, spec, stage, done)
+    return done
+
+
+def without_unfit(context: RunContext) -> RunContext:
+    """The context with the nodes that the last validation found unfit kept out of jobs."""
+    verdicts = context.ledger.stage_records(Stage.VALIDATE)
+    unfit = verdicts[-1].outputs["unfit"] if verdicts else ()
+    return replace(context, unfit_nodes=frozenset(unfit))
+
+
+def _run(
+    context: RunContext, spec: PipelineSpec, stage: Stage, done: Mapping[Stage, StageRecord]
+) -> StageRecord:
+    match stage:
+        case Stage.VALIDATE:
+            return validate(context, spec.validation)
+        case Stage.SHARD:
+            return shard(context, spec.data)
+        case Stage.SMOKE:
+            manifest_key = done[Stage.SHARD].outputs["manifest_key"]
+            return smoke(context, spec.smoke, train=spec.train, manifest_key=manifest_key)
+        case Stage.TRAIN:
+            manifest_key = done[Stage.SHARD].outputs["manifest_key"]
+            return train(context, spec.train, manifest_key=manifest_key)
+        case Stage.PRUNE:
+            return prune(context, spec.retention)
