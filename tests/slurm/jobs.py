@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from slurm.cluster import Cluster, JobObservation, JobState, Resources
 from slurm.snapshot import take_snapshot
 from storage.job import JobDescription
-from storage.ledger import Ledger
 from storage.records import Attempt, Exit, Intent, Stage, Why, new_nonce
 from storage.spec import StoreSpec
 
@@ -29,15 +28,14 @@ class Workplace:
     store: StoreSpec
     workdir: Path
     name: str
-    resources: Resources = field(
-        default_factory=lambda: Resources(nodes=1, ranks_per_node=2, time_limit_min=2)
-    )
 
-    def job(self, *, attempt: int = 1, nodes: int = 1, ranks: int = 2, **payload: Any) -> JobDescription:
+    def job(
+        self, *, attempt: int = 1, nodes: int = 1, ranks: int = 2, **payload: Any
+    ) -> JobDescription:
         intent = Intent(
             run=self.name,
             stage=Stage.TRAIN,
-            unit="train",
+            unit=f"unit-{attempt}",
             attempt=attempt,
             token=f"{self.name}-train-{attempt}-{new_nonce()}",
             nonce=new_nonce(),
@@ -81,7 +79,7 @@ class Workplace:
         return seen
 
     def attempt(self, job: JobDescription) -> Attempt:
-        attempt = ledger_of(job).attempt(job.intent.stage, job.intent.attempt)
+        attempt = job.open_ledger().attempt(job.intent.stage, job.intent.attempt)
         assert attempt is not None
         return attempt
 
@@ -89,10 +87,6 @@ class Workplace:
         record = self.attempt(job).exit
         assert record is not None, logs(job)
         return record
-
-
-def ledger_of(job: JobDescription) -> Ledger:
-    return job.open_ledger()
 
 
 def logs(job: JobDescription) -> str:
@@ -115,4 +109,5 @@ def wait_for_file(path: Path) -> None:
 
 
 def _if_ended(seen: JobObservation) -> JobObservation | None:
-    return seen if seen.state is JobState.ENDED else None
+    """An end with its exit code, for which accounting may need a moment."""
+    return seen if seen.state is JobState.ENDED and seen.exit_code else None

@@ -23,7 +23,7 @@ from slurm.batch import Placement, pass_start
 from slurm.cluster import JobObservation, JobState, NodeState, Resources, SubmitDoubtful
 from slurm.snapshot import Snapshot
 from slurm.spec import ClusterSpec, RetrySpec
-from storage.errors import SlurmError, StoreError, SubmitRejected
+from storage.errors import HeadraceError, SlurmError, StoreError, SubmitRejected
 from storage.job import JobDescription
 from storage.keys import RunKeys
 from storage.ledger import Ledger
@@ -32,8 +32,7 @@ from storage.records import Exit, ExitCode, Heartbeat, Intent, Stage, decode, en
 from storage.spec import StoreSpec
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine
-from tasks.eyes import Unseen
-from tasks.failures import AttemptFailed
+from tasks.eyes import Eyes, Unseen
 from tasks.runner import UnitResult, carry_out
 from tasks.situation import Patience
 
@@ -41,8 +40,10 @@ T = TypeVar("T")
 
 EPOCH = datetime(2040, 1, 1, tzinfo=UTC)
 RUN, STAGE, FINGERPRINT = "model", Stage.SHARD, "f.0"
+NODES = tuple(f"n{index}" for index in range(1, 9))
 MOST_STEPS = 60_000
 RESTART_S = 3.0
+BEAT_S = 3.0
 
 
 class Violation(AssertionError):
@@ -95,6 +96,7 @@ class Fate(Enum):
     VANISH = "vanish"
     LINGER = "linger"
     FREEZE = "freeze"
+    BUG = "bug"
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,15 @@ class World:
     plan: Plan
     folder: Path
     obeys_start: bool = True
+    may_fail: bool = False
+    tolerate: bool = False
+    fingerprint: str = FINGERPRINT
+    eyes: Eyes = field(default_factory=Unseen)
+    units: tuple[Unit, ...] = ()
     now_s: float = 0.0
     objects: dict[str, bytes] = field(default_factory=dict)
     results: dict[int, Mapping[str, UnitResult]] = field(default_factory=dict)
+    failures: dict[int, HeadraceError] = field(default_factory=dict)
     sbatches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     passed: dict[str, list[Job]] = field(default_factory=lambda: defaultdict(list))
     refused: set[str] = field(default_factory=set)
@@ -171,13 +179,12 @@ class World:
         self.store = MemoryStore(self)
         self.cluster = SimulatedSlurm(self)
         self.keys = RunKeys(prefix="", run=RUN)
+        if not self.units:
+            names = (f"u{index}" for index in range(self.plan.units))
+            self.units = tuple(Unit(name=name, entry="none") for name in names)
 
     def open_ledger(self) -> Ledger:
         return Ledger(cast(ObjectStore, self.store), self.keys)
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        return tuple(Unit(name=f"u{index}", entry="none") for index in range(self.plan.units))
 
     def nonce(self) -> str:
         return f"{self._random.getrandbits(64):016x}"
@@ -187,7 +194,11 @@ class World:
     def run(self) -> None:
         """Lets everybody live until all engines have a result and no job is left."""
         for index in range(self.plan.engines):
-            self._start_engine(index, delay_s=index * self.plan.stagger_s)
+            self.start_engine(index, delay_s=index * self.plan.stagger_s)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Lets those who are there live to their ends."""
         for _ in range(MOST_STEPS):
             if not self._actors:
                 return
@@ -250,7 +261,7 @@ class World:
 
     # Engines
 
-    def _start_engine(self, index: int, *, delay_s: float) -> None:
+    def start_engine(self, index: int, *, delay_s: float) -> None:
         self.begin(lambda: self._live(index), delay_s=delay_s, engine=index)
 
     def _live(self, index: int) -> None:
@@ -263,7 +274,7 @@ class World:
             store=StoreSpec(),
             ledger=self.open_ledger(),
             snapshot=Snapshot(path=self.folder, digest="d", git_commit=None, git_dirty=None),
-            eyes=Unseen(),
+            eyes=self.eyes,
         )
         engine = Engine(
             user="model",
@@ -274,12 +285,19 @@ class World:
         )
         try:
             self.results[index] = carry_out(
-                context, STAGE, self.units, fingerprint=FINGERPRINT, engine=engine
+                context,
+                STAGE,
+                self.units,
+                fingerprint=self.fingerprint,
+                tolerate=self.tolerate,
+                engine=engine,
             )
         except Killed:
-            self._start_engine(index, delay_s=RESTART_S)
-        except AttemptFailed as error:
-            raise Violation(f"engine {index} gave up: {error}; {self.told()}") from error
+            self.start_engine(index, delay_s=RESTART_S)
+        except HeadraceError as error:
+            if not self.may_fail:
+                raise Violation(f"engine {index} gave up: {error}; {self.told()}") from error
+            self.failures[index] = error
 
     # Jobs
 
@@ -336,30 +354,46 @@ class World:
 
     def _work(self, job: Job, ledger: Ledger) -> None:
         intent, fate = job.description.intent, job.plan.fate
-        self._beat(ledger, intent, job.node)
-        self.sleep(job.plan.run_s)
+        until_s = self.now_s + job.plan.run_s
+        for sequence in itertools.count(1):
+            self._beat(ledger, intent, job.node, sequence)
+            if self.now_s >= until_s:
+                break
+            self.sleep(min(BEAT_S, until_s - self.now_s))
         if fate is Fate.FREEZE:
             self.sleep(30.0)
         if ledger.is_superseded(intent):
             job.end("FAILED", ExitCode.FENCED)
             return
         if fate is Fate.NODE_FAIL:
+            self.cluster.dead_nodes.add(job.node)
             job.end("NODE_FAIL")
+            return
+        if fate is Fate.BUG:
+            self._say_last(job, ledger, ExitCode.BAD_CONFIG)
             return
         if fate is Fate.VANISH:
             self.cluster.forget(job)
             return
         code = ExitCode.RESUME if fate is Fate.RESUME else ExitCode.DONE
-        exit_record = Exit(
-            code=code, rank=0, node=job.node, nonce=self.nonce(), at=self.time(), outputs={"by": job.job_id}
+        self._say_last(job, ledger, code)
+
+    def _say_last(self, job: Job, ledger: Ledger, code: ExitCode) -> None:
+        record = Exit(
+            code=code,
+            rank=0,
+            node=job.node,
+            nonce=self.nonce(),
+            at=self.time(),
+            outputs={"by": job.job_id},
         )
-        ledger.claim_exit(intent, exit_record)
-        if fate is Fate.LINGER:
+        ledger.claim_exit(job.description.intent, record)
+        if job.plan.fate is Fate.LINGER:
             self.sleep(100.0)
         job.end("COMPLETED" if code == ExitCode.DONE else "FAILED", code)
 
-    def _beat(self, ledger: Ledger, intent: Intent, node: str) -> None:
-        beat = Heartbeat(node=node, sequence=1, at=self.time())
+    def _beat(self, ledger: Ledger, intent: Intent, node: str, sequence: int) -> None:
+        beat = Heartbeat(node=node, sequence=sequence, step=sequence, at=self.time())
         ledger.store.put(self.keys.heartbeat(intent.stage, intent.attempt, node), encode(beat))
 
     def kill(self, job: Job) -> None:
@@ -486,13 +520,15 @@ class MemoryStore(Shelf):
 class SimulatedSlurm:
     """A controller that tells what it knows, late, and keeps no promise that Slurm does not."""
 
-    name = "model"
     gates = True
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._jobs: dict[str, Job] = {}
         self._queued: list[Job] = []
+        self.name = "model"
+        self.down_until_s = 0.0
+        self.dead_nodes: set[str] = set()
 
     def script(self, job: JobDescription, resources: Resources) -> str:
         raise NotImplementedError
@@ -501,7 +537,7 @@ class SimulatedSlurm:
         return self._world.call(lambda: self._world.land(job), SubmitDoubtful)
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
-        return self._world.call(lambda: {one: self._observe(one) for one in tokens}, SlurmError)
+        return self._ask(lambda: {one: self._observe(one) for one in tokens})
 
     def cancel(self, *, job_id: str, token: str) -> None:
         def act() -> None:
@@ -509,16 +545,28 @@ class SimulatedSlurm:
             if job is not None and job.description.intent.token == token:
                 self._world.kill(job)
 
-        self._world.call(act, SlurmError)
+        self._ask(act)
 
     def nodes(self) -> tuple[NodeState, ...]:
-        return self._world.call(
+        return self._ask(
             lambda: tuple(
-                NodeState(name=f"n{index}", raw_state="idle", responds=True, idle=True)
-                for index in range(1, 9)
-            ),
-            SlurmError,
+                NodeState(
+                    name=name,
+                    raw_state="down*" if name in self.dead_nodes else "idle",
+                    responds=name not in self.dead_nodes,
+                    idle=name not in self.dead_nodes,
+                )
+                for name in NODES
+            )
         )
+
+    def _ask(self, act: Callable[[], T]) -> T:
+        def answer() -> T:
+            if self._world.now_s < self.down_until_s:
+                raise SlurmError("slurmctld does not answer")
+            return act()
+
+        return self._world.call(answer, SlurmError)
 
     def make_job(
         self, job_id: str, description: JobDescription, *, plan: JobPlan, seen_from_s: float
@@ -527,12 +575,13 @@ class SimulatedSlurm:
 
     def queue(self, job: Job) -> None:
         excluded = set(job.description.intent.excluded)
-        job.node = next(
-            node for node in (f"n{index}" for index in range(1, 9)) if node not in excluded
-        )
+        job.node = next(node for node in NODES if node not in excluded)
         self._jobs[job.job_id] = job
         self._queued.append(job)
         job.actor = self._world.begin(lambda: self._world.carry(job), delay_s=0.0)
+
+    def job(self, job_id: str) -> Job:
+        return self._jobs[job_id]
 
     def forget(self, job: Job) -> None:
         job.end("FORGOTTEN")

@@ -76,7 +76,10 @@ def _serve(pipe: Connection, rank: int, size: int, port: int) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=size,
     )
     while True:
         try:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from storage.checkpoints.load import load_newest
+from storage.checkpoints.metadata import JsonLoadPlanner
+from storage.checkpoints.reader import ObjectStoreReader
 from storage.checkpoints.save import save_checkpoint
 from storage.job import JobContext, JobDescription, RankIdentity
+from storage.object_store import ObjectStore
 from storage.records import Commit, CommitRef, Intent, Stage, Why
 from storage.spec import StoreSpec
 
@@ -118,25 +124,62 @@ def save(
     intent: Intent,
     step: int,
     seed: float,
-    *,
-    die_before_done: int | None = None,
-    deadline_s: float = 60,
     extra: dict[str, Any] | None = None,
 ) -> Commit:
     """Saves the state that `seed` makes, as the run's trainer would."""
     context = make_context(spec, intent)
-    if context.identity.rank == die_before_done:
+    return _save(context, make_state(seed=seed) | (extra or {}), step=step)
+
+
+def save_with_object_on_last_rank(spec: StoreSpec, intent: Intent) -> Commit:
+    """One rank alone holds what cannot be saved."""
+    context = make_context(spec, intent)
+    state = make_state(seed=1.0)
+    if context.identity.rank == context.identity.world_size - 1:
+        state["object"] = object()
+    return _save(context, state, step=10)
+
+
+def save_with_late_last_rank(spec: StoreSpec, intent: Intent, step: int, late_s: float) -> Commit:
+    """The last rank's part comes later than the process group would wait."""
+    return _save_meddled(spec, intent, step, 60, lambda: time.sleep(late_s))
+
+
+def save_and_die_before_done(
+    spec: StoreSpec, intent: Intent, step: int, deadline_s: float
+) -> Commit:
+    """The last rank is killed with its data in the store and its record not."""
+    return _save_meddled(
+        spec, intent, step, deadline_s, lambda: os.kill(os.getpid(), signal.SIGKILL)
+    )
+
+
+def set_group_timeout(timeout_s: float) -> None:
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))
+
+
+def _save_meddled(
+    spec: StoreSpec, intent: Intent, step: int, deadline_s: float, meddle: Callable[[], None]
+) -> Commit:
+    context = make_context(spec, intent)
+    if context.identity.rank == context.identity.world_size - 1:
         put = context.store.put
 
-        def put_or_die(key: str, body: bytes) -> None:
+        def meddled(key: str, body: bytes) -> None:
             if "/done." in key:
-                os.kill(os.getpid(), signal.SIGKILL)
+                meddle()
             put(key, body)
 
-        context.store.put = put_or_die  # type: ignore[method-assign]
+        context.store.put = meddled  # type: ignore[method-assign, assignment]
+    return _save(context, make_state(seed=1.0), step=step, deadline_s=deadline_s)
+
+
+def _save(
+    context: JobContext, state: dict[str, Any], *, step: int, deadline_s: float = 60
+) -> Commit:
     return save_checkpoint(
         context,
-        make_state(seed=seed) | (extra or {}),
+        state,
         step=step,
         mesh={"dp_shard": context.identity.world_size},
         samples_consumed=step * 8,
@@ -148,15 +191,32 @@ def save(
     )
 
 
-def load(
-    spec: StoreSpec, intent: Intent, *, model_hash: str = "model", dataset_id: str = "data"
-) -> tuple[Commit | None, dict[str, Any]]:
+def load(spec: StoreSpec, intent: Intent) -> tuple[Commit | None, dict[str, Any]]:
     """Loads into a state of other numbers; the commit, and the whole state."""
-    context = make_context(spec, intent)
     state = make_state(seed=-1.0)
-    commit = load_newest(context, state, model_hash=model_hash, dataset_id=dataset_id)
+    commit = load_newest(make_context(spec, intent), state, model_hash="model", dataset_id="data")
     return commit, whole(state)
 
 
 def expected(seed: float) -> dict[str, Any]:
+    """The whole state that `seed` makes on these ranks."""
     return whole(make_state(seed=seed))
+
+
+def make_large(rows: int = 4096) -> dict[str, Any]:
+    """4 MiB in one tensor, sharded by rows where there are several ranks."""
+    tensor = torch.arange(rows * 256, dtype=torch.float32).reshape(rows, 256)
+    if not dist.is_initialized():
+        return {"large": tensor}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {"large": distribute_tensor(torch.zeros_like(tensor), mesh, [Shard(0)])}
+
+
+def bytes_read_for_large(spec: StoreSpec, commit: Commit) -> tuple[int, int]:
+    """Bytes that this rank read for its share of the large tensor, and bytes of that share."""
+    state = make_large()
+    reader = ObjectStoreReader(ObjectStore(spec), commit)
+    dcp.load(state, storage_reader=reader, planner=JsonLoadPlanner())
+    local = state["large"].to_local()
+    assert local.flatten()[0] == local.numel() * dist.get_rank()
+    return reader.bytes_read, local.nbytes
