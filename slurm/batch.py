@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm.commands import expand_nodes
-from slurm.launchers import Ended, Limits, rank_log, run_local, run_srun
-from slurm.local import TIMED_OUT
+from slurm.launchers import TIMED_OUT, Ended, Limits, rank_log, run_local, run_srun
 from slurm.log_tails import tail
 from storage.errors import HeadraceError, StoreError
 from storage.job import JobDescription

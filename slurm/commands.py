@@ -251,8 +251,8 @@ def parse_accounting(text: str) -> dict[str, JobObservation]:
 
 
 def nodes_command(*, partition: str | None) -> list[str]:
-    only = [] if partition is None else [f"--partition={partition}"]
-    return ["sinfo", "--noheader", "--Node", "--all", *only, "--format=%P|%N|%T|%E"]
+    which = "--all" if partition is None else f"--partition={partition}"
+    return ["sinfo", "--noheader", "--Node", which, "--format=%P|%N|%T|%E"]
 
 
 def parse_nodes(text: str, *, partition: str | None) -> tuple[NodeState, ...]:

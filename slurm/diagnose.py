@@ -15,6 +15,7 @@ from datetime import timedelta
 from slurm.cluster import JobObservation, JobState
 from slurm.evidence import Evidence
 from slurm.log_patterns import PEER_SIGNS, Sign, find_sign
+from slurm.tracebacks import TRACEBACK, root_of
 from storage.records import Diagnosis, Exit, ExitCode, Heartbeat, Kind
 
 THE_LOOP = "headrace"
@@ -250,7 +251,7 @@ _SHAPE = re.compile(
 def _bug_before_the_first_step(evidence: Evidence) -> Diagnosis | None:
     """A traceback of a kind that no other node and no other hour would change."""
     word = evidence.attempt.exit
-    if word is None or "Traceback (most recent call last)" not in word.error:
+    if word is None or TRACEBACK not in word.error:
         return None
     root = root_of(word.error)
     if _stepped(evidence) or not (_BUG.match(root) or _SHAPE.search(root)):
@@ -299,28 +300,6 @@ def _unknown(evidence: Evidence) -> Diagnosis:
     state = f"Slurm: {job.raw_state or job.state} {job.exit_code}".strip() if job else "no job"
     last = _last_line(evidence.log_tail)
     return Diagnosis(kind=Kind.UNKNOWN, evidence=_words(f"{state}, and no exit record", last))
-
-
-_ROOT_NOISE = re.compile(r"0x[0-9a-fA-F]+|\d{3,}|\[[0-9a-fA-F:.]+\]:\d+|\d+(\.\d+){3}(:\d+)?")
-
-
-def root_of(error: str) -> str:
-    """The exception's own line of a traceback, or the first line of anything else."""
-    lines = [line for line in error.splitlines() if line.strip()]
-    if "Traceback (most recent call last)" not in error:
-        return lines[0].strip() if lines else ""
-    own = [
-        line
-        for line in lines
-        if not line.startswith(" ") and re.match(r"^[A-Za-z_][\w.]*(:|$)", line)
-    ]
-    return own[-1].strip() if own else lines[-1].strip()
-
-
-def same_root(one: Exit, other: Exit) -> bool:
-    """Whether two exits fell over the same thing; addresses and long numbers may differ."""
-    first, second = (_ROOT_NOISE.sub("#", root_of(word.error)) for word in (one, other))
-    return bool(first) and first == second
 
 
 def _testimony(evidence: Evidence) -> str:

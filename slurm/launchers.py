@@ -18,6 +18,9 @@ from pathlib import Path
 from storage.job import JobDescription
 from storage.records import ExitCode
 
+TIMED_OUT = 124
+"""How the batch step leaves at the time limit that it keeps itself, as timeout(1) does."""
+
 GRACE_S = 5.0
 _POLL_S = 0.02
 

@@ -31,15 +31,13 @@ from slurm.job_script import (
     script_path,
     signal_lead_s,
 )
+from slurm.launchers import TIMED_OUT
 from slurm.spec import ClusterSpec
 from storage.errors import HeadraceError, SlurmError, SubmitRejected
 from storage.job import JobDescription
 from storage.records import decode, encode
 
 KILL_WAIT_S = 10.0
-TIMED_OUT = 124
-"""How the batch step leaves at the time limit; Slurm has a state of its own for it."""
-
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _POLL_S = 0.05
 _CLOCK_SLACK_S = 2.0

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurm.diagnose import same_root
 from slurm.spec import RetrySpec
+from slurm.tracebacks import TRACEBACK, same_root
 from storage.records import Action, Attempt, CommitRef, Decision, Diagnosis, Kind
 
 _FINAL: dict[Kind, tuple[Action, str]] = {
@@ -102,7 +102,7 @@ def _same_traceback(
     if diagnosis.kind is not Kind.UNKNOWN or len(past.attempts) < 2:
         return None
     before, now = past.attempts[-2].exit, past.attempts[-1].exit
-    if before is None or now is None or "Traceback" not in now.error:
+    if before is None or now is None or TRACEBACK not in now.error:
         return None
     if not same_root(before, now):
         return None
