@@ -41,8 +41,8 @@ _PROGRAMS = (
 _ERROR_TAIL_LINES = 15
 
 
-def missing_programs() -> tuple[str, ...]:
-    return tuple(name for name in _PROGRAMS if shutil.which(name, path=SBIN_PATH) is None)
+def missing_programs(*, path: str = SBIN_PATH) -> tuple[str, ...]:
+    return tuple(name for name in _PROGRAMS if shutil.which(name, path=path) is None)
 
 
 def check_privileges() -> None:
@@ -69,13 +69,13 @@ def check_privileges() -> None:
         )
 
 
-def check_programs() -> None:
+def check_programs(*, path: str = SBIN_PATH) -> None:
     """Refuse a machine without Slurm, munge or MariaDB.
 
     Raises:
         DevClusterUnavailable: names what is missing and the command that installs it.
     """
-    missing = missing_programs()
+    missing = missing_programs(path=path)
     if missing:
         raise DevClusterUnavailable(
             f"no dev cluster here: {', '.join(missing)} missing; run `headrace dev up --install`, "
