@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -103,6 +104,16 @@ class JsonSavePlanner(DefaultSavePlanner):
         super().__init__(dedup_save_to_lowest_rank=True)
 
     @override
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        _require_names(state_dict, path="")
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+    @override
     def create_local_plan(self) -> SavePlan:
         """Checks everything first, so that what cannot be saved fails before a byte is written."""
         plan = super().create_local_plan()
@@ -147,6 +158,21 @@ class JsonLoadPlanner(DefaultLoadPlanner):
         if isinstance(get_element(self.original_state_dict, path), tuple):
             loaded = tuple(loaded)
         set_element(self.original_state_dict, path, loaded)
+
+
+def _require_names(state: object, *, path: str) -> None:
+    """torch would turn the key 1 into "1", and never find its way back."""
+    if isinstance(state, Mapping):
+        for key, entry in state.items():
+            if not isinstance(key, str):
+                raise CheckpointError(
+                    f"cannot save {path or 'the state'}: its key {key!r} is no string; name every "
+                    "entry, as torch.distributed.checkpoint.state_dict does"
+                )
+            _require_names(entry, path=f"{path}.{key}" if path else key)
+    elif isinstance(state, list):
+        for number, entry in enumerate(state):
+            _require_names(entry, path=f"{path}.{number}")
 
 
 def _require_fit(state: Mapping[str, Any], metadata: Metadata) -> None:

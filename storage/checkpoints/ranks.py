@@ -142,7 +142,13 @@ class Ranks:
     def _broadcast(self, outcome: _Outcome[T] | None, raised: Exception | None) -> T:
         box = [outcome]
         if not self._alone:
-            dist.broadcast_object_list(box, src=0)
+            try:
+                dist.broadcast_object_list(box, src=0)
+            except RuntimeError:
+                # The group may be broken by what `raised` tells of: that is the one to hear.
+                if raised is not None:
+                    raise raised from None
+                raise
         assert box[0] is not None
         return _value(box[0], raised)
 

@@ -56,7 +56,6 @@ class RankPool:
     def close(self) -> None:
         for pipe, process in zip(self._pipes, self.processes, strict=True):
             pipe.close()
-            process.join(timeout=10)
             process.kill()
             process.join()
 

@@ -6,9 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from storage.checkpoints.metadata import JsonLoadPlanner
 from storage.checkpoints.reader import ObjectStoreReader
 from storage.checkpoints.save import save_checkpoint
 from storage.job import JobContext, JobDescription, RankIdentity
+from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.records import Commit, CommitRef, Intent, Stage, Why
 from storage.spec import StoreSpec
@@ -52,10 +56,21 @@ def make_intent(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job(JobDescription):
+    """A job whose processes share one client a bucket: making one takes longer than a save."""
+
+    def open_ledger(self) -> Ledger:
+        return Ledger(open_store(self.store), self.keys)
+
+
+open_store = lru_cache(ObjectStore)
+
+
 def make_context(spec: StoreSpec, intent: Intent) -> JobContext:
     rank = dist.get_rank() if dist.is_initialized() else 0
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    job = JobDescription(
+    job = Job(
         intent=intent,
         store=spec,
         entry="trainer.main",
@@ -128,7 +143,7 @@ def save(
 ) -> Commit:
     """Saves the state that `seed` makes, as the run's trainer would."""
     context = make_context(spec, intent)
-    return _save(context, make_state(seed=seed) | (extra or {}), step=step)
+    return save_state(context, make_state(seed=seed) | (extra or {}), step=step)
 
 
 def save_with_object_on_last_rank(spec: StoreSpec, intent: Intent) -> Commit:
@@ -137,7 +152,7 @@ def save_with_object_on_last_rank(spec: StoreSpec, intent: Intent) -> Commit:
     state = make_state(seed=1.0)
     if context.identity.rank == context.identity.world_size - 1:
         state["object"] = object()
-    return _save(context, state, step=10)
+    return save_state(context, state, step=10)
 
 
 def save_with_late_last_rank(spec: StoreSpec, intent: Intent, step: int, late_s: float) -> Commit:
@@ -162,19 +177,19 @@ def _save_meddled(
     spec: StoreSpec, intent: Intent, step: int, deadline_s: float, meddle: Callable[[], None]
 ) -> Commit:
     context = make_context(spec, intent)
-    if context.identity.rank == context.identity.world_size - 1:
-        put = context.store.put
+    is_last = context.identity.rank == context.identity.world_size - 1
+    put = context.store.put
 
-        def meddled(key: str, body: bytes) -> None:
-            if "/done." in key:
-                meddle()
-            put(key, body)
+    def meddled(key: str, body: bytes) -> None:
+        if is_last and "/done." in key:
+            meddle()
+        put(key, body)
 
-        context.store.put = meddled  # type: ignore[method-assign, assignment]
-    return _save(context, make_state(seed=1.0), step=step, deadline_s=deadline_s)
+    with mock.patch.object(context.store, "put", meddled):
+        return save_state(context, make_state(seed=1.0), step=step, deadline_s=deadline_s)
 
 
-def _save(
+def save_state(
     context: JobContext, state: dict[str, Any], *, step: int, deadline_s: float = 60
 ) -> Commit:
     return save_checkpoint(
@@ -215,7 +230,7 @@ def make_large(rows: int = 4096) -> dict[str, Any]:
 def bytes_read_for_large(spec: StoreSpec, commit: Commit) -> tuple[int, int]:
     """Bytes that this rank read for its share of the large tensor, and bytes of that share."""
     state = make_large()
-    reader = ObjectStoreReader(ObjectStore(spec), commit)
+    reader = ObjectStoreReader(open_store(spec), commit)
     dcp.load(state, storage_reader=reader, planner=JsonLoadPlanner())
     local = state["large"].to_local()
     assert local.flatten()[0] == local.numel() * dist.get_rank()
