@@ -92,6 +92,11 @@ class Cluster(Protocol):
         """Whether a scaling figure measured here can be believed (ranks do not share cores)."""
         ...
 
+    @property
+    def replaces_nodes(self) -> bool:
+        """Whether there is always another node for an excluded one: nodes that are only names."""
+        ...
+
     def script(self, job: JobDescription, resources: Resources) -> str:
         """The batch script that `submit` would send, for people to read."""
         ...

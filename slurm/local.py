@@ -83,6 +83,10 @@ class LocalCluster:
     def gates(self) -> bool:
         return False
 
+    @property
+    def replaces_nodes(self) -> bool:
+        return True
+
     def script(self, job: JobDescription, resources: Resources) -> str:
         return self._executor(job, resources).script()
 

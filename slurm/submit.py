@@ -70,6 +70,10 @@ class SlurmCluster:
     def gates(self) -> bool:
         return True
 
+    @property
+    def replaces_nodes(self) -> bool:
+        return False
+
     def script(self, job: JobDescription, resources: Resources) -> str:
         return self._executor(job, resources).script()
 

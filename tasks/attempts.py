@@ -36,7 +36,7 @@ def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
     prospects = [_prospect(order, seen, unit) for unit in order.units]
     failed = [one for one in prospects if isinstance(one, _Failed)]
     if failed and not (order.tolerate and all(one.attempt for one in failed)):
-        return _wind_up(order, seen, failed[0])
+        return _wind_up(order, seen, _root(failed))
     if seen.cancelled and not any(isinstance(one, Busy) for one in prospects):
         unit = order.units[0]
         return (GiveUp(unit=unit, reason=_CANCELLED, cancelled=True),)
@@ -82,6 +82,11 @@ def _numbered(seen: Situation, busy: Sequence[Busy]) -> Iterator[Step]:
                 yield replace(step, number=number)
             else:
                 yield step
+
+
+def _root(failed: Sequence[_Failed]) -> _Failed:
+    """The failure that others may only have followed: a unit that was ended caused nothing."""
+    return next((one for one in failed if not one.cancelled), failed[0])
 
 
 def _wind_up(order: Order, seen: Situation, failed: _Failed) -> tuple[Step, ...]:
@@ -194,7 +199,8 @@ def _allocate(
             return Busy(unit=unit, wait_s=min(remaining_s, LONGEST_POLL_S))
     if seen.nodes is None:
         return Busy(unit=unit, steps=(Survey(),), patient=False)
-    lack = _lack_of_named_nodes(order, seen, unit) if unit.node_list else _lack_of_nodes(seen, unit)
+    find_lack = _lack_of_named_nodes if unit.node_list else _lack_of_nodes
+    lack = find_lack(order, seen, unit)
     if lack is not None:
         return _Failed(unit=unit, attempt=last, reason=lack)
     why = Why.FIRST if before is None else Why.RESUMED if unit.resumes else Why.RETRIED
@@ -204,11 +210,11 @@ def _allocate(
     return Busy(unit=unit, steps=(step,), patient=False)
 
 
-def _lack_of_nodes(seen: Situation, unit: Unit) -> str | None:
+def _lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
     assert seen.nodes is not None
     known = {node.name for node in seen.nodes}
     left = known - set(seen.excluded)
-    if len(left) >= unit.nodes:
+    if len(left) >= unit.nodes or order.replaces_nodes:
         return None
     gone = "; ".join(
         f"{name}: {seen.excluded[name]}" for name in sorted(known & set(seen.excluded))

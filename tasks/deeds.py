@@ -10,10 +10,21 @@ from pathlib import Path
 
 from slurm.cluster import NodeState, Resources, SubmitDoubtful
 from slurm.evidence import Evidence, gather
-from storage.checkpoints.commits import newest_commit
+from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.errors import SubmitRejected
 from storage.job import JobDescription
-from storage.records import Attempt, Cancel, CommitRef, End, Intent, Stage, Start, Submitted
+from storage.records import (
+    Action,
+    Attempt,
+    Cancel,
+    CommitRef,
+    End,
+    ExitCode,
+    Intent,
+    Stage,
+    Start,
+    Submitted,
+)
 from tasks.context import RunContext
 from tasks.engine import Engine
 from tasks.exclusions import exclusions
@@ -102,8 +113,6 @@ class Deeds:
 
     def _allocate(self, step: Allocate, order: Order) -> bool:
         unit, after, nonce = step.unit, step.after, self._engine.nonce()
-        # What a rollback ordered is carried on until a job has honoured it.
-        unmet = after.intent if after is not None and after.resume is None else None
         intent = Intent(
             run=order.run,
             stage=order.stage,
@@ -121,13 +130,25 @@ class Deeds:
             excluded=step.excluded,
             fingerprint=order.fingerprint,
             floor=newest_commit(self._ledger) if unit.resumes else None,
-            ceiling=None if unmet is None else unmet.ceiling,
-            skip_data=() if unmet is None else unmet.skip_data,
+            ceiling=self._ceiling(after),
+            skip_data=after.intent.skip_data if after is not None and not after.resume else (),
             created_at=self._clock.now(),
         )
         # Before the claim: should its answer be lost, the intent is still known as ours.
         self.submissions[nonce] = Submission.DUE
         return self._ledger.claim_intent(intent).won
+
+    def _ceiling(self, after: Attempt | None) -> int | None:
+        """The step beyond which the next attempt may load nothing: what a step back ordered.
+
+        It is carried on from intent to intent until a job has honoured it.
+        """
+        if after is None:
+            return None
+        if after.end is not None and after.end.decision.action is Action.STEP_BACK:
+            commits = counting_commits(self._ledger)
+            return commits[1].step if len(commits) > 1 else 0
+        return after.intent.ceiling if after.resume is None else None
 
     def _submit(self, step: Submit) -> None:
         """The one sbatch of the attempt. It counts as sent from here on, whatever happens."""
@@ -179,10 +200,12 @@ class Deeds:
     def _gather(self, attempt: Attempt, order: Order, seen: Situation) -> None:
         intent = attempt.intent
         resumes = any(unit.resumes for unit in order.units if unit.name == intent.unit)
+        is_done = attempt.exit is not None and attempt.exit.code == ExitCode.DONE
         evidence = gather(
             attempt,
             seen.observations.get(intent.token),
-            nodes=self._cluster.nodes(),
+            # Nobody is to blame for a job that is done, so it needs no cluster that answers.
+            nodes=() if is_done else self._cluster.nodes(),
             folder=self._folder(intent),
             now=self._clock.now(),
             heartbeat_s=self._context.retry.heartbeat_s,

@@ -114,6 +114,7 @@ class _Runner:
             cluster="",
             who=engine.user,
             retry=context.retry,
+            replaces_nodes=context.cluster.replaces_nodes,
             tolerate=tolerate,
             max_age_s=max_age_s,
             patience=engine.patience,

@@ -51,6 +51,7 @@ class Order:
     who: str
     retry: RetrySpec
     past: frozenset[int] = frozenset()
+    replaces_nodes: bool = False
     tolerate: bool = False
     max_age_s: float | None = None
     patience: Patience = field(default_factory=Patience)

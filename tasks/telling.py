@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm.cluster import JobObservation
+from slurm.launchers import rank_log
 from storage.records import Attempt, Heartbeat
 from tasks.eyes import Eyes
 from tasks.rank_log import LogFollower
@@ -26,7 +27,7 @@ class Teller:
         if number not in self._logs:
             if not attempt.is_open:
                 return
-            self._logs[number] = LogFollower(self._folder(attempt) / "rank.0.log")
+            self._logs[number] = LogFollower(rank_log(self._folder(attempt), 0))
             self._eyes.attempt_opened(attempt)
         if observation is not None:
             self._tell_state(attempt, observation)

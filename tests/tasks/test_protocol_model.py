@@ -1,8 +1,8 @@
-"""The submit protocol holds whatever happens: engines that die or freeze at any line, sbatches that
-land late, twice or never, claims whose answers are lost, jobs that vanish.
+"""The submit protocol holds whatever happens.
 
-The code under test is the real one, from `carry_out` down to the start register; only the store, the
-cluster and the clock are a model (`world.py`).
+Engines die or freeze at any line; sbatches land late, twice or never; the answers of claims are
+lost; jobs vanish. The code under test is the real one, from `carry_out` down to the start register;
+only the store, the cluster and the clock are a model (`world.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.tasks.world import (
     JobPlan,
     Landing,
     Plan,
-    Violation,
+    ViolationError,
     World,
 )
 
@@ -104,7 +104,7 @@ def test_the_model_sees_jobs_that_ignore_the_start_register() -> None:
     def explore(plan: Plan) -> None:
         live(plan, obeys_start=False)
 
-    with pytest.raises(Violation, match="passed the start"):
+    with pytest.raises(ViolationError, match="passed the start"):
         explore()
 
 
@@ -115,7 +115,7 @@ def test_the_model_sees_an_engine_that_submits_again_when_in_doubt(
         return case._do(Submit(attempt=case.attempt, unit=case.unit))
 
     monkeypatch.setattr(attending._Case, "_doubt", submit_again)
-    with pytest.raises(Violation, match="sbatch was called 2 times"):
+    with pytest.raises(ViolationError, match="sbatch was called 2 times"):
         hunt()
 
 
@@ -129,7 +129,7 @@ def test_the_model_sees_an_engine_that_submits_what_another_created(
 
     doubt = attending._Case._doubt
     monkeypatch.setattr(attending._Case, "_doubt", everything_is_due)
-    with pytest.raises(Violation, match="sbatch was called 2 times"):
+    with pytest.raises(ViolationError, match="sbatch was called 2 times"):
         hunt()
 
 
@@ -137,7 +137,7 @@ def test_the_model_sees_an_attempt_given_up_without_a_void(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attending._Case, "_doubt", attending._Case._void)
-    with pytest.raises(Violation, match="could still pass its start"):
+    with pytest.raises(ViolationError, match="could still pass its start"):
         hunt()
 
 
@@ -151,7 +151,7 @@ def test_the_model_sees_a_loser_that_takes_the_next_number(
 
     allocate = Deeds._allocate
     monkeypatch.setattr(Deeds, "_allocate", take_the_next)
-    with pytest.raises(Violation, match="was open"):
+    with pytest.raises(ViolationError, match="was open"):
         hunt()
 
 
@@ -159,5 +159,5 @@ def test_the_model_sees_an_engine_that_waits_for_ever_in_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attending._Case, "_doubt", lambda case: case._wait(1.0))
-    with pytest.raises(Violation, match="nobody comes to an end"):
+    with pytest.raises(ViolationError, match="nobody comes to an end"):
         hunt()

@@ -1,7 +1,7 @@
 """A small world in which the real loop runs against a simulated Slurm, one call at a time.
 
-Engines and jobs are greenlets that give up control at every call to the store, to the cluster and to
-the clock. Which one goes on, who is paused, who dies and what an sbatch does is drawn beforehand, so
+Engines and jobs are greenlets that give up control at every call to the store, to the cluster and
+to the clock. Which one goes on, who is paused, who dies and what an sbatch does is drawn before, so
 a failure can be run again. Time passes only while everybody waits.
 """
 
@@ -46,7 +46,7 @@ RESTART_S = 3.0
 BEAT_S = 3.0
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A promise of the protocol is broken."""
 
 
@@ -184,7 +184,7 @@ class World:
             self.units = tuple(Unit(name=name, entry="none") for name in names)
 
     def open_ledger(self) -> Ledger:
-        return Ledger(cast(ObjectStore, self.store), self.keys)
+        return Ledger(cast("ObjectStore", self.store), self.keys)
 
     def nonce(self) -> str:
         return f"{self._random.getrandbits(64):016x}"
@@ -211,9 +211,11 @@ class World:
             actor.body.switch()
             if actor.body.dead:
                 del self._actors[actor.body]
-        raise Violation(f"nobody comes to an end within {MOST_STEPS} steps: {self.told()}")
+        raise ViolationError(f"nobody comes to an end within {MOST_STEPS} steps: {self.told()}")
 
-    def begin(self, body: Callable[[], None], *, delay_s: float, engine: int | None = None) -> Actor:
+    def begin(
+        self, body: Callable[[], None], *, delay_s: float, engine: int | None = None
+    ) -> Actor:
         actor = Actor(
             body=greenlet(body, self._scheduler), engine=engine, wake_at_s=self.now_s + delay_s
         )
@@ -296,7 +298,7 @@ class World:
             self.start_engine(index, delay_s=RESTART_S)
         except HeadraceError as error:
             if not self.may_fail:
-                raise Violation(f"engine {index} gave up: {error}; {self.told()}") from error
+                raise ViolationError(f"engine {index} gave up: {error}; {self.told()}") from error
             self.failures[index] = error
 
     # Jobs
@@ -306,7 +308,7 @@ class World:
         token = description.intent.token
         self.sbatches[token] += 1
         if self.sbatches[token] > 1:
-            raise Violation(f"sbatch was called {self.sbatches[token]} times for {token}")
+            raise ViolationError(f"sbatch was called {self.sbatches[token]} times for {token}")
         landing = next(self._landings, Landing())
         if landing.answer is Answer.REFUSAL:
             self.refused.add(token)
@@ -347,10 +349,10 @@ class World:
         token = job.description.intent.token
         self.passed[token].append(job)
         if len(self.passed[token]) > 1:
-            raise Violation(f"{len(self.passed[token])} jobs passed the start of {token}")
+            raise ViolationError(f"{len(self.passed[token])} jobs passed the start of {token}")
         attempt = self._peek(job.description.intent)
         if attempt.start is None or attempt.start.is_void:
-            raise Violation(f"job {job.job_id} passed the start of {token}, which is void")
+            raise ViolationError(f"job {job.job_id} passed the start of {token}, which is void")
 
     def _work(self, job: Job, ledger: Ledger) -> None:
         intent, fate = job.description.intent, job.plan.fate
@@ -402,6 +404,10 @@ class World:
             job.actor.killed = True
             job.actor.wake_at_s = self.now_s
 
+    def calls_of(self, engine: int) -> int:
+        """How many moments an engine has given to others so far."""
+        return self._steps[engine]
+
     # What must hold
 
     def time(self) -> datetime:
@@ -416,32 +422,36 @@ class World:
             for number in range(1, intent.attempt):
                 earlier = self._peek(intent, number)
                 if earlier.intent.unit == intent.unit and earlier.end is None:
-                    raise Violation(
+                    raise ViolationError(
                         f"attempt {intent.attempt} was made while {number} was open: {self.told()}"
                     )
 
     def _check_end(self, key: str) -> None:
-        number = int(key.rsplit("/", 1)[1].split(".")[0])
+        number = int(key.rsplit("/", 1)[1].split(".", maxsplit=1)[0])
         attempt = self.peek(number)
         if attempt.start is None and attempt.intent.token not in self.refused:
-            raise Violation(f"attempt {number} was closed while a job could still pass its start")
+            raise ViolationError(
+                f"attempt {number} was closed while a job could still pass its start"
+            )
 
     def check_rest(self) -> None:
         """What holds when everybody is done: nothing is open, and all engines saw the same end."""
         attempts = self.open_ledger().attempts(STAGE)
         left_open = [one.number for one in attempts if one.is_open]
         if left_open:
-            raise Violation(f"attempts {left_open} have no end: {self.told()}")
+            raise ViolationError(f"attempts {left_open} have no end: {self.told()}")
         if set(self.results) != set(range(self.plan.engines)):
-            raise Violation(f"only engines {sorted(self.results)} have a result")
+            raise ViolationError(f"only engines {sorted(self.results)} have a result")
         for unit in self.units:
             seen = {one[unit.name].attempt.number for one in self.results.values()}
             done = {one[unit.name].done for one in self.results.values()}
             if len(seen) != 1 or done != {True}:
-                raise Violation(f"the engines do not agree on {unit.name}: {seen}, done {done}")
+                raise ViolationError(
+                    f"the engines do not agree on {unit.name}: {seen}, done {done}"
+                )
 
     def peek(self, number: int) -> Any:
-        return Ledger(cast(ObjectStore, Shelf(self.objects)), self.keys).attempt(STAGE, number)
+        return Ledger(cast("ObjectStore", Shelf(self.objects)), self.keys).attempt(STAGE, number)
 
     def _peek(self, intent: Intent, number: int | None = None) -> Any:
         return self.peek(intent.attempt if number is None else number)
@@ -492,35 +502,44 @@ class MemoryStore(Shelf):
     def __init__(self, world: World) -> None:
         super().__init__(world.objects)
         self._world = world
+        self.down_until_s = 0.0
 
     def get_if_exists(self, key: str) -> bytes | None:
-        return self._world.call(lambda: super(MemoryStore, self).get_if_exists(key), StoreError)
+        return self._ask(lambda: super(MemoryStore, self).get_if_exists(key))
 
     def head(self, key: str) -> ObjectInfo | None:
-        return self._world.call(lambda: super(MemoryStore, self).head(key), StoreError)
+        return self._ask(lambda: super(MemoryStore, self).head(key))
 
     def put(self, key: str, body: bytes) -> None:
-        self._world.call(lambda: super(MemoryStore, self).put(key, body), StoreError)
+        self._ask(lambda: super(MemoryStore, self).put(key, body))
 
     def create(self, key: str, body: bytes) -> Created:
-        return self._world.call(lambda: self._create(key, body), StoreError)
+        return self._ask(lambda: self._create(key, body))
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        return self._world.call(
-            lambda: super(MemoryStore, self).list(prefix, start_after=start_after), StoreError
-        )
+        return self._ask(lambda: super(MemoryStore, self).list(prefix, start_after=start_after))
 
     def _create(self, key: str, body: bytes) -> Created:
+        is_new = key not in self.objects
         created = super().create(key, body)
-        if created.won:
+        if is_new:
             self._world.check_create(key, body)
         return created
+
+    def _ask(self, act: Callable[[], T]) -> T:
+        def answer() -> T:
+            if self._world.now_s < self.down_until_s:
+                raise StoreError("connection refused")
+            return act()
+
+        return self._world.call(answer, StoreError)
 
 
 class SimulatedSlurm:
     """A controller that tells what it knows, late, and keeps no promise that Slurm does not."""
 
     gates = True
+    replaces_nodes = False
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -621,4 +640,3 @@ class WorldClock:
 
     def sleep(self, seconds: float) -> None:
         self._world.sleep(seconds)
-
