@@ -62,7 +62,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"ncclRemoteError|ncclSystemError",
         r"broken pipe",
         r"(no route to host|network is unreachable|link (is )?down)",
-        r"gloo.*(connect|pair|unbound_buffer|transport).*(error|fail|timed? ?out)",
+        r"gloo.*(connect|pair|unbound_buffer|transport).*(error|fail)",
         r"(software caused connection abort|connection timed out)",
         r"(node failure on|heartbeat.*(lost|timed? ?out))",
         r"DistNetworkError|DistBackendError",

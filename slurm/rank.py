@@ -121,6 +121,8 @@ def _leave_word(job: JobDescription, ledger: Ledger | None, record: Exit) -> Non
 def main(arguments: Sequence[str]) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # The warning before the time limit is for entries that listen; it must not end the others.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     job = JobDescription.read(Path(arguments[0]))
     return int(run_rank(job, RankIdentity.from_environment()))
 

@@ -41,8 +41,16 @@ def _meet(context: JobContext) -> Mapping[str, Any]:
 
 def _fail(context: JobContext) -> Mapping[str, Any]:
     if context.identity.rank == context.job.payload["rank"]:
+        _until_others_wait(context)
         raise DataError("document 7 cannot be read")
     return _wait(context)
+
+
+def _until_others_wait(context: JobContext) -> None:
+    me = context.identity
+    others = [rank for rank in range(me.world_size) if rank != me.rank]
+    while not all(Path(context.job.folder, f"waiting.{rank}").exists() for rank in others):
+        time.sleep(0.05)
 
 
 def _leave(context: JobContext) -> Mapping[str, Any]:
@@ -51,6 +59,7 @@ def _leave(context: JobContext) -> Mapping[str, Any]:
 
 def _killed(context: JobContext) -> Mapping[str, Any]:
     if context.identity.rank == context.job.payload["rank"]:
+        _until_others_wait(context)
         print("a last line before the end", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return _wait(context)

@@ -1,0 +1,378 @@
+"""The table of diagnoses, row by row: evidence as it was seen, and the cause it must name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
+from slurm.diagnose import diagnose, is_settled, refusal
+from slurm.evidence import Evidence
+from slurm.tracebacks import root_of, same_root
+from storage.records import Cancel, CommitRef, Exit, ExitCode, Heartbeat, Kind, Resume, Start
+from tests.slurm.attempts import NONCE, NOW, an_attempt, an_exit, beat
+
+OWNER = 1000
+UP = NodeState(name="n1", raw_state="idle", responds=True, idle=True)
+DOWN = NodeState(name="n2", raw_state="down*", responds=False, idle=False, reason="Not responding")
+BOTH_UP = {"n1": UP, "n2": replace(UP, name="n2")}
+N2_DOWN = {"n1": UP, "n2": DOWN}
+
+PEER = """Traceback (most recent call last):
+  File "trainer/loop.py", line 80, in step
+    loss.backward()
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer \
+[10.99.0.12]:39218"""
+TIMED_OUT = """Traceback (most recent call last):
+  File "trainer/loop.py", line 80, in step
+RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms for recv"""
+TYPE_ERROR = """Traceback (most recent call last):
+  File "trainer/model.py", line 3, in forward
+    return self.layer(x, y)
+TypeError: forward() takes 2 positional arguments but 3 were given"""
+SHAPES = """Traceback (most recent call last):
+  File "trainer/model.py", line 3, in forward
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x8)"""
+ODD = """Traceback (most recent call last):
+  File "trainer/loop.py", line 80, in step
+RuntimeError: something strange at 0x7f00aa"""
+
+
+def job(
+    raw_state: str = "FAILED", exit_code: str = "1:0", steps: Mapping[str, tuple[str, str]] = {}
+) -> JobObservation:
+    return JobObservation(
+        token="r-train-1",
+        state=JobState.ENDED,
+        job_id="7",
+        raw_state=raw_state,
+        exit_code=exit_code,
+        nodes=("n1", "n2"),
+        steps=tuple(
+            StepRecord(name=name, state=state, exit_code=code)
+            for name, (state, code) in steps.items()
+        ),
+    )
+
+
+def seen(
+    exit: Exit | None = None,
+    job: JobObservation | None = None,
+    nodes: Mapping[str, NodeState] = BOTH_UP,
+    beats: tuple[Heartbeat, ...] = (),
+    **more: Any,
+) -> Evidence:
+    attempt_records = {
+        name: more.pop(name) for name in ("start", "cancel", "resume") if name in more
+    }
+    attempt = an_attempt(exit=exit, heartbeats=beats, **attempt_records)
+    return Evidence(attempt=attempt, job=job, node_states=nodes, now=NOW, uid=OWNER, **more)
+
+
+VOID = Start(job=None, nonce=NONCE, at=NOW)
+BY_LOOP = Cancel(who="headrace", why="it is over", nonce=NONCE, at=NOW)
+BY_PERSON = Cancel(who="ann", why="wrong spec", nonce=NONCE, at=NOW)
+CUT = (beat("n1", age_s=1, step=40), beat("n2", age_s=17, step=38))
+EVEN = (beat("n1", age_s=1, step=40), beat("n2", age_s=3, step=40))
+AHEAD = (beat("n1", step=41), beat("n2", step=40))
+
+TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
+    "done": (seen(an_exit(0), job("COMPLETED", "0:0")), Kind.DONE, (), ""),
+    "done, though its job was cancelled afterwards": (
+        seen(an_exit(0), job("CANCELLED by 1000", "0:0"), cancel=BY_LOOP),
+        Kind.DONE,
+        (),
+        "",
+    ),
+    "a node failed": (
+        seen(job=job("NODE_FAIL", "1:0"), nodes=N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "Slurm: job NODE_FAIL",
+    ),
+    "a node failed and is back, but its heartbeat had stopped": (
+        seen(job=job("NODE_FAIL", "1:0"), beats=CUT),
+        Kind.HARDWARE,
+        ("n2",),
+        "Slurm: job NODE_FAIL",
+    ),
+    "survivors of a dead node": (
+        seen(an_exit(1, PEER), job(), N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "Connection closed by peer",
+    ),
+    "survivors of a dead node, while srun still hangs": (
+        seen(an_exit(1, PEER), replace(job("RUNNING", ""), state=JobState.RUNNING), N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "Connection closed by peer",
+    ),
+    "a node that only its heartbeat gives away": (
+        seen(an_exit(1, PEER), job(), beats=CUT),
+        Kind.NETWORK,
+        ("n2",),
+        "Connection closed by peer",
+    ),
+    "a peer lost, and nobody to blame": (
+        seen(an_exit(1, PEER), job(), beats=EVEN),
+        Kind.NETWORK,
+        (),
+        "rank 0 on n1: RuntimeError",
+    ),
+    "a collective timed out, and nobody to blame": (
+        seen(an_exit(1, TIMED_OUT), job(), beats=EVEN),
+        Kind.CASCADE,
+        (),
+        "Timed out waiting",
+    ),
+    "a collective timed out because a node is gone": (
+        seen(an_exit(1, TIMED_OUT), job(), beats=CUT),
+        Kind.NETWORK,
+        ("n2",),
+        "Timed out waiting",
+    ),
+    "a peer lost because another rank ran out of memory": (
+        seen(
+            an_exit(1, PEER),
+            job(),
+            log_tail="==> rank.1.log\ntorch.OutOfMemoryError: CUDA out of memory.",
+        ),
+        Kind.MEMORY,
+        (),
+        "CUDA out of memory",
+    ),
+    "a node of another job is down": (
+        seen(an_exit(1, PEER), job(), {**BOTH_UP, "n3": replace(DOWN, name="n3")}),
+        Kind.NETWORK,
+        (),
+        "Connection closed by peer",
+    ),
+    "srun lost a node": (
+        seen(an_exit(1, "srun: error: Node failure on n2", rank=None), job(), N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "Node failure on n2",
+    ),
+    "nothing was said and a node is down": (
+        seen(job=job("FAILED", "1:0"), nodes=N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "node n2: down* Not responding",
+    ),
+    "out of memory by Slurm": (
+        seen(job=job("OUT_OF_MEMORY", "0:125")),
+        Kind.MEMORY,
+        (),
+        "Slurm: job OUT_OF_MEMORY",
+    ),
+    "out of memory that only the step tells": (
+        seen(
+            job=job("FAILED", "1:0", {"batch": ("FAILED", "1:0"), "0": ("OUT_OF_MEMORY", "0:125")})
+        ),
+        Kind.MEMORY,
+        (),
+        "step 0 OUT_OF_MEMORY",
+    ),
+    "out of memory by our code": (seen(an_exit(84, "MemoryError")), Kind.MEMORY, (), "MemoryError"),
+    "time limit": (seen(job=job("TIMEOUT", "0:0")), Kind.TIME, (), "TIMEOUT"),
+    "left in time to be resumed": (seen(an_exit(75, "told by SIGUSR2")), Kind.TIME, (), "SIGUSR2"),
+    "left to be resumed because preempted": (
+        seen(an_exit(75, "told by SIGTERM"), job("PREEMPTED", "0:15")),
+        Kind.PREEMPTED,
+        (),
+        "PREEMPTED",
+    ),
+    "cancelled by its owner": (
+        seen(an_exit(75, "told by SIGTERM"), job("CANCELLED by 1000", "0:15")),
+        Kind.OPERATOR,
+        (),
+        "cancelled by its owner",
+    ),
+    "cancelled by an administrator": (
+        seen(job=job("CANCELLED by 0", "0:15")),
+        Kind.SITE,
+        (),
+        "user id 0",
+    ),
+    "cancelled by a person through Headrace": (
+        seen(an_exit(75, "told"), job("CANCELLED by 1000", "0:15"), cancel=BY_PERSON),
+        Kind.OPERATOR,
+        (),
+        "cancelled by ann: wrong spec",
+    ),
+    "cancelled by the loop when survivors had left": (
+        seen(an_exit(1, PEER), job("CANCELLED by 1000", "0:15"), N2_DOWN, cancel=BY_LOOP),
+        Kind.HARDWARE,
+        ("n2",),
+        "Connection closed by peer",
+    ),
+    "no log could be written": (
+        seen(job=job("FAILED", "0:53"), start=None),
+        Kind.OUTPUT,
+        ("n1",),
+        "0:53",
+    ),
+    "the store failed": (seen(an_exit(86, "StoreError: silent")), Kind.STORAGE, (), "silent"),
+    "the disk is full": (
+        seen(an_exit(1, "Traceback (most recent call last):\nOSError: No space left on device")),
+        Kind.STORAGE,
+        (),
+        "No space left on device",
+    ),
+    "a setup line failed": (
+        seen(
+            job=job("FAILED", "81:0"),
+            start=VOID,
+            log_tail="headrace: cluster.setup line 1 failed: module load x",
+        ),
+        Kind.CODE,
+        (),
+        "cluster.setup line 1 failed",
+    ),
+    "a bug before the first step": (seen(an_exit(1, TYPE_ERROR)), Kind.CODE, (), "TypeError"),
+    "shapes that do not fit": (seen(an_exit(1, SHAPES)), Kind.CODE, (), "mat1 and mat2"),
+    "a bug after steps were done may be the data's": (
+        seen(an_exit(1, TYPE_ERROR), beats=EVEN),
+        Kind.UNKNOWN,
+        (),
+        "TypeError",
+    ),
+    "bad data": (seen(an_exit(82, "document 7")), Kind.DATA, (), "document 7"),
+    "no valid checkpoint": (seen(an_exit(87, "none of 3 commits")), Kind.DATA, (), "none of 3"),
+    "diverged": (seen(an_exit(80, "loss is nan")), Kind.NUMERIC, (), "loss is nan"),
+    "hang of one node": (seen(an_exit(83, "no step"), beats=AHEAD), Kind.HANG, ("n2",), "no step"),
+    "hang of nobody in particular": (seen(an_exit(83, "no step"), beats=EVEN), Kind.HANG, (), ""),
+    "a hang because a node is down": (
+        seen(an_exit(83, "no step"), None, N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "no step",
+    ),
+    "a hang because a node was cut off": (
+        seen(an_exit(83, "no step"), beats=CUT),
+        Kind.NETWORK,
+        ("n2",),
+        "no step",
+    ),
+    "fenced": (seen(job=job("FAILED", "85:0")), Kind.FENCED, (), ""),
+    "void": (seen(start=VOID), Kind.LOST, (), "no job of this attempt"),
+    "gone from the queue": (
+        seen(job=JobObservation(token="t", state=JobState.ABSENT, raw_state="RUNNING")),
+        Kind.LOST,
+        (),
+        "accounting says RUNNING",
+    ),
+    "killed alone": (seen(an_exit(137, "rank 1 ended with SIGKILL")), Kind.UNKNOWN, (), "SIGKILL"),
+    "an odd error": (seen(an_exit(1, ODD)), Kind.UNKNOWN, (), "something strange"),
+    "failed without a word": (
+        seen(job=job(), log_tail="last line"),
+        Kind.UNKNOWN,
+        (),
+        "Slurm: FAILED 1:0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table(name: str) -> None:
+    evidence, kind, culprits, words = TABLE[name]
+    found = diagnose(evidence)
+    assert (found.kind, found.culprit_nodes) == (kind, culprits), found
+    assert words in "\n".join(found.evidence)
+
+
+def test_an_attempt_resumed_at_a_step_has_done_none_before_it_moves() -> None:
+    resume = Resume(
+        source=CommitRef(step=40, attempt=1, save="s"), world_size=2, nonce=NONCE, at=NOW
+    )
+    evidence = seen(an_exit(1, TYPE_ERROR), beats=EVEN, resume=resume)
+    assert diagnose(evidence).kind is Kind.CODE
+
+
+exits = st.one_of(
+    st.none(),
+    st.builds(
+        an_exit,
+        st.sampled_from([*ExitCode, 137, 143, 2]),
+        st.sampled_from(["", PEER, TYPE_ERROR, ODD, "x"]) | st.text(),
+        rank=st.none() | st.integers(0, 3),
+    ),
+)
+states = ["FAILED", "COMPLETED", "NODE_FAIL", "CANCELLED by 0", "TIMEOUT", "", "WHAT"]
+jobs = st.none() | st.builds(job, st.sampled_from(states), st.sampled_from(["0:0", "", "0:53"]))
+
+
+@given(exits, jobs, st.sampled_from([BOTH_UP, N2_DOWN, {}]), st.sampled_from([CUT, EVEN, ()]))
+def test_whatever_was_seen_there_is_a_diagnosis_and_only_its_own_nodes_are_blamed(
+    word: Exit | None,
+    of_slurm: JobObservation | None,
+    nodes: Mapping[str, NodeState],
+    beats: tuple[Heartbeat, ...],
+) -> None:
+    evidence = seen(word, of_slurm, nodes, beats)
+    found = diagnose(evidence)
+    assert set(found.culprit_nodes) < {"n1", "n2"}
+    assert (found.kind is Kind.DONE) == (word is not None and word.code == 0)
+    later = replace(evidence, now=NOW + timedelta(hours=1))
+    assert is_settled(later)
+
+
+def test_a_lost_peer_is_not_judged_before_slurm_can_have_seen_a_dead_node() -> None:
+    fresh = seen(an_exit(1, PEER, at=NOW - timedelta(seconds=5)), job())
+    assert not is_settled(fresh, settle_s=40)
+    assert is_settled(replace(fresh, node_states=N2_DOWN), settle_s=40)
+    assert is_settled(replace(fresh, now=NOW + timedelta(seconds=40)), settle_s=40)
+
+
+def test_a_node_failure_waits_for_its_node_to_be_named() -> None:
+    fresh = seen(job=job("NODE_FAIL", "1:0"), beats=(beat("n1", age_s=1), beat("n2", age_s=2)))
+    assert not is_settled(fresh)
+    assert is_settled(replace(fresh, node_states=N2_DOWN))
+
+
+def test_an_end_without_a_word_waits_for_accounting() -> None:
+    beats = (beat("n1", age_s=1),)
+    assert not is_settled(seen(job=job("FAILED", ""), beats=beats))
+    assert is_settled(seen(job=job("FAILED", "1:0"), beats=beats))
+
+
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.BAD_CONFIG, ExitCode.DIVERGED])
+def test_a_clear_last_word_is_judged_at_once(code: ExitCode) -> None:
+    assert is_settled(seen(an_exit(code, "clear"), job("FAILED", "")))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid account", Kind.CODE),
+        ("sbatch: error: invalid partition specified: nowhere", Kind.CODE),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", Kind.SITE),
+        ("sbatch: error: Slurm temporarily unable to accept job", Kind.SITE),
+        ("sbatch: error: Required node not available (down, drained or reserved)", Kind.SITE),
+    ],
+)
+def test_a_refusal_is_the_specs_fault_unless_it_may_pass(words: str, kind: Kind) -> None:
+    found = refusal(words)
+    assert found.kind is kind
+    assert words in found.evidence[0]
+
+
+def test_the_root_of_a_traceback_is_its_last_error() -> None:
+    chained = f"{TYPE_ERROR}\n\nThe above exception was the direct cause of:\n\n{ODD}"
+    assert root_of(chained) == "RuntimeError: something strange at 0x7f00aa"
+    assert root_of("plain words\nmore") == "plain words"
+    assert root_of("") == ""
+
+
+def test_the_same_error_elsewhere_in_memory_is_the_same() -> None:
+    again = an_exit(1, ODD.replace("0x7f00aa", "0x55beef"))
+    assert same_root(an_exit(1, ODD), again)
+    assert not same_root(an_exit(1, ODD), an_exit(1, TYPE_ERROR))
+    assert not same_root(an_exit(1, ""), an_exit(1, ""))

@@ -1,0 +1,171 @@
+"""What follows each kind of end: how often, how soon, without which nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm.policy import decide
+from slurm.spec import RetrySpec
+from storage.records import Action, Attempt, Decision, Diagnosis, Kind
+from tests.slurm.attempts import an_attempt, an_exit, commit, ended
+
+RETRY = RetrySpec(hardware=2, network=2, storage=2, site=1, hang=1, unknown=1, backoff_s=10)
+ODD = "Traceback (most recent call last):\nRuntimeError: odd"
+
+
+def judge(
+    kind: Kind,
+    *,
+    culprits: tuple[str, ...] = (),
+    attempt: Attempt | None = None,
+    history: tuple[Attempt, ...] = (),
+    retry: RetrySpec = RETRY,
+    **more: Any,
+) -> Decision:
+    attempt = attempt or an_attempt(len(history) + 1)
+    values: dict[str, Any] = {"seed": 1, **more}
+    diagnosis = Diagnosis(kind=kind, culprit_nodes=culprits)
+    return decide(diagnosis, attempt=attempt, history=history, retry=retry, **values)
+
+
+def failed(*kinds: Kind) -> tuple[Attempt, ...]:
+    """Attempts that ended so, one after the other, with no commit between them."""
+    return tuple(ended(an_attempt(n), kind) for n, kind in enumerate(kinds, start=1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [
+        (Kind.DONE, Action.DONE),
+        (Kind.OPERATOR, Action.STOP),
+        (Kind.CODE, Action.GIVE_UP),
+        (Kind.MEMORY, Action.GIVE_UP),
+        (Kind.DATA, Action.GIVE_UP),
+        (Kind.NUMERIC, Action.STEP_BACK),
+        (Kind.TIME, Action.RESUME),
+        (Kind.PREEMPTED, Action.RESUME),
+        (Kind.LOST, Action.RESUME),
+        (Kind.FENCED, Action.RESUME),
+        (Kind.SITE, Action.RESUME),
+        (Kind.STORAGE, Action.RESUME),
+        (Kind.UNKNOWN, Action.RESUME),
+    ],
+)
+def test_the_first_end_of_each_kind(kind: Kind, action: Action) -> None:
+    assert judge(kind).action is action
+
+
+@pytest.mark.parametrize("kind", [Kind.HARDWARE, Kind.NETWORK, Kind.HANG, Kind.OUTPUT])
+def test_a_node_that_is_blamed_is_excluded_and_its_job_goes_on_at_once(kind: Kind) -> None:
+    decision = judge(kind, culprits=("n2",))
+    assert decision.action is Action.RETRY_ELSEWHERE
+    assert decision.exclude_nodes == ("n2",)
+    assert decision.delay_s == 0
+    assert "n2" in decision.reason
+
+
+def test_a_mistake_is_never_tried_again() -> None:
+    for kind in (Kind.CODE, Kind.DATA, Kind.MEMORY):
+        assert judge(kind, newest=commit(100)).action is Action.GIVE_UP
+
+
+def test_each_kind_has_a_budget_of_its_own() -> None:
+    history = failed(Kind.HARDWARE, Kind.HARDWARE)
+    assert judge(Kind.HARDWARE, history=history).action is Action.GIVE_UP
+    assert "retry.hardware allows 2" in judge(Kind.HARDWARE, history=history).reason
+    assert judge(Kind.STORAGE, history=history).action is Action.RESUME
+
+
+def test_a_cascade_draws_on_the_networks_budget() -> None:
+    history = failed(Kind.NETWORK, Kind.CASCADE)
+    assert judge(Kind.NETWORK, history=history).action is Action.GIVE_UP
+
+
+def test_progress_refills_the_budgets() -> None:
+    first = ended(an_attempt(1), Kind.HARDWARE)
+    second = ended(an_attempt(2), Kind.HARDWARE)
+    third = an_attempt(3, floor=100)
+    history = (first, second)
+    assert judge(Kind.HARDWARE, history=history, attempt=third).action is Action.RESUME
+    stuck = judge(Kind.HARDWARE, history=history, attempt=an_attempt(3))
+    assert stuck.action is Action.GIVE_UP
+    moved = judge(Kind.HARDWARE, history=history, attempt=an_attempt(3), newest=commit(5))
+    assert moved.action is Action.RESUME
+
+
+def test_a_budget_of_none_means_never_again_even_after_progress() -> None:
+    retry = replace_retry(hardware=0)
+    assert judge(Kind.HARDWARE, retry=retry, newest=commit(9)).action is Action.GIVE_UP
+
+
+def replace_retry(**values: Any) -> RetrySpec:
+    return RETRY.model_copy(update=values)
+
+
+def test_time_costs_nothing_when_steps_were_gained_and_is_counted_when_not() -> None:
+    history = failed(Kind.TIME)
+    gained = judge(Kind.TIME, history=history, newest=commit(10))
+    assert (gained.action, gained.delay_s) == (Action.RESUME, 0)
+    assert judge(Kind.TIME, history=history).action is Action.GIVE_UP
+
+
+def test_preemption_and_loss_cost_nothing_however_often() -> None:
+    for kind in (Kind.PREEMPTED, Kind.LOST):
+        assert judge(kind, history=failed(*[kind] * 30)).action is Action.RESUME
+
+
+def test_the_same_error_twice_from_the_same_step_is_given_up() -> None:
+    retry = replace_retry(unknown=9)
+    before = ended(an_attempt(1, exit=an_exit(1, ODD)), Kind.UNKNOWN)
+    again = an_attempt(2, exit=an_exit(1, ODD))
+    other = an_attempt(2, exit=an_exit(1, ODD.replace("odd", "even")))
+    for attempt, action in ((again, Action.GIVE_UP), (other, Action.RESUME)):
+        judged = judge(Kind.UNKNOWN, history=(before,), attempt=attempt, retry=retry)
+        assert judged.action is action
+    moved = replace(again, intent=replace(again.intent, floor=commit(50)))
+    later = judge(Kind.UNKNOWN, history=(before,), attempt=moved, retry=retry, newest=commit(80))
+    assert later.action is Action.RESUME
+
+
+def test_divergence_gets_one_step_back() -> None:
+    before = ended(an_attempt(1), Kind.NUMERIC, Action.STEP_BACK)
+    assert judge(Kind.NUMERIC, history=(before,)).action is Action.GIVE_UP
+
+
+def test_output_that_two_nodes_cannot_write_is_the_paths_fault() -> None:
+    decision = judge(Kind.OUTPUT, culprits=("n2",), history=failed(Kind.OUTPUT))
+    assert decision.action is Action.GIVE_UP
+    assert "workdir" in decision.reason
+
+
+def test_back_off_doubles_up_to_its_bound_and_is_the_same_for_every_engine() -> None:
+    retry = replace_retry(storage=99, backoff_max_s=100)
+    delays = [
+        judge(Kind.STORAGE, history=failed(*[Kind.STORAGE] * n), retry=retry).delay_s
+        for n in range(10)
+    ]
+    wholes = [min(10 * 2**n, 100) for n in range(10)]
+    assert all(whole / 2 <= delay <= whole for delay, whole in zip(delays, wholes, strict=True))
+    assert (
+        delays[3] == judge(Kind.STORAGE, history=failed(*[Kind.STORAGE] * 3), retry=retry).delay_s
+    )
+    assert len({judge(Kind.STORAGE, retry=retry, seed=seed).delay_s for seed in range(9)}) > 1
+
+
+@given(
+    st.sampled_from(
+        [Kind.HARDWARE, Kind.NETWORK, Kind.STORAGE, Kind.SITE, Kind.HANG, Kind.UNKNOWN]
+    ),
+    st.integers(0, 12),
+)
+def test_without_progress_every_counted_kind_comes_to_an_end(kind: Kind, budget: int) -> None:
+    retry = replace_retry(**{kind.value: budget})
+    actions = [
+        judge(kind, history=failed(*[kind] * n), retry=retry).action for n in range(budget + 1)
+    ]
+    assert actions == [Action.RESUME] * budget + [Action.GIVE_UP]
