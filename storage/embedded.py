@@ -38,6 +38,8 @@ START_TRIES = 3
 TERMINATE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 20.0
 EXIT_TIMEOUT_S = 2.0
+# How far a listing is searched for an object with bytes to read.
+MOST_EMPTY_OBJECTS = 10
 LOCK_TIMEOUT_S = 120.0
 LOG_BYTES = 16 * 2**20
 LOG_TAIL_BYTES = 3000
@@ -109,7 +111,7 @@ class EmbeddedStore:
                     "`store.embedded.directory`"
                 )
             try:
-                return self._wait_ready(last, just_started=False)
+                return self._wait_ready(last)
             except _DiedError:
                 return self._start(last)
 
@@ -171,7 +173,9 @@ class EmbeddedStore:
     def _start(self, last: _Record | None) -> Endpoint:
         binary = find_binary()
         require_own_address(self.host)
-        self._require_space()
+        if last is None:
+            # Not for what holds data already: a full disk must come back to be read and pruned.
+            self._require_space()
         preferred = last.ports if last is not None and last.host == self.host else None
         for _ in range(START_TRIES):
             record = _Record(
@@ -182,7 +186,7 @@ class EmbeddedStore:
             _write_private(self._path("server.json"), json.dumps(asdict(record)))
             self._spawn(binary, record)
             try:
-                return self._wait_ready(record, just_started=True)
+                return self._wait_ready(record)
             except _DiedError:
                 preferred = None
         raise StoreError(
@@ -209,8 +213,8 @@ class EmbeddedStore:
                 inherited_lock=alive.fileno(),
             )
 
-    def _wait_ready(self, record: _Record, *, just_started: bool) -> Endpoint:
-        """Waits until the server really reads, and writes if it is new; raises _DiedError."""
+    def _wait_ready(self, record: _Record) -> Endpoint:
+        """Waits until it really serves. Raises _DiedError, and StoreError at the deadline."""
         endpoint = Endpoint(
             endpoint_url=record.endpoint_url,
             bucket=self.bucket,
@@ -232,7 +236,7 @@ class EmbeddedStore:
         while True:
             alive = self._alive()
             try:
-                _exercise(store, write=just_started)
+                _exercise(store)
             except StoreError as error:
                 if not alive:
                     raise _DiedError from error
@@ -363,22 +367,21 @@ def resolved(spec: StoreSpec, endpoint: Endpoint) -> StoreSpec:
     )
 
 
-def _exercise(store: ObjectStore, *, write: bool) -> None:
-    """Reads what was stored before, and writes. Raises StoreError while one of them fails.
+def _exercise(store: ObjectStore) -> None:
+    """Reads one object, after writing it where there is none. Raises StoreError while that fails.
 
     A listing is not enough: it comes from another part of the server than the bytes.
     """
     store.ensure_bucket()
-    for known in islice(store.list(""), 10):
-        if known.size_bytes > 0:
-            store.get_range(known.key, start=0, length=1)
-            break
-    if write:
-        key = f"headrace-starts-{secrets.token_hex(8)}"
-        store.put(key, key.encode())
-        store.get(key)
-        for failure in store.delete([key]):
-            raise StoreError(f"cannot delete {key!r}: {failure.code} {failure.message}")
+    for stored in islice(store.list(""), MOST_EMPTY_OBJECTS):
+        if stored.size_bytes > 0:
+            store.get_range(stored.key, start=0, length=1)
+            return
+    key = f"headrace-starts-{secrets.token_hex(8)}"
+    store.put(key, key.encode())
+    store.get(key)
+    for failure in store.delete([key]):
+        raise StoreError(f"cannot delete {key!r}: {failure.code} {failure.message}")
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -44,7 +44,7 @@ _REMEDIES_BY_CODE: dict[str, str] = {
     "AuthorizationHeaderMalformed": "correct `store.region`",
     "SlowDown": "the store is throttling; lower the number of parallel transfers or try later",
     "ServiceUnavailable": "the store is overloaded or restarting; try again later",
-    "InternalError": "the store failed inside; look at its own log",
+    "InternalError": "the store failed inside: look at its own log, and whether its disks are full",
     "NotImplemented": "this store lacks a part of the S3 API that Headrace needs; "
     "`store.checksums: when_required` helps with some",
     "MissingContentMD5": "this store wants another checksum; set `store.checksums: when_required`",

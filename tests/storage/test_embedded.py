@@ -44,7 +44,9 @@ def test_a_store_that_is_named_is_left_alone(spec: StoreSpec, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_killed_it_comes_back_at_the_same_address_with_its_data(embedded: EmbeddedStore) -> None:
+def test_killed_it_comes_back_at_the_same_address_with_its_data_even_on_a_full_disk(
+    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint = embedded.ensure()
     store = _open(endpoint)
     large = os.urandom(9 * 2**20)
@@ -54,6 +56,7 @@ def test_killed_it_comes_back_at_the_same_address_with_its_data(embedded: Embedd
     while embedded.status().running:
         time.sleep(0.01)
 
+    monkeypatch.setattr(embedded_module, "FREE_BYTES", 2**62)
     assert embedded.ensure() == endpoint
     assert store.get("small") == b"kept"
     assert store.get("large") == large
@@ -201,7 +204,6 @@ def test_it_listens_where_it_was_told_and_asks_for_credentials_at_every_http_por
 def test_nothing_secret_is_told(running: EmbeddedStore, store_server: StoreSpec) -> None:
     assert store_server.credentials_file is not None
     assert stat.S_IMODE(store_server.credentials_file.stat().st_mode) == 0o600
-    assert stat.S_IMODE(running.directory.stat().st_mode) == 0o700
     secret = store_server.credentials_file.read_text().split()[-1]
     command = psutil.Process(_pid(running)).cmdline()
     assert secret not in store_server.model_dump_json()
@@ -242,7 +244,7 @@ def test_the_log_is_bounded_and_the_caller_s_surroundings_are_kept_out(
     monkeypatch.setattr(embedded_module, "LOG_BYTES", 10)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("WEED_JWT_SIGNING_KEY", "mine")
-    embedded.directory.mkdir()
+    embedded.directory.mkdir(mode=0o755)
     (embedded.directory / "server.log").write_text("an old log, too long")
     embedded.ensure()
     assert (embedded.directory / "server.log.1").read_text() == "an old log, too long"
@@ -250,6 +252,7 @@ def test_the_log_is_bounded_and_the_caller_s_surroundings_are_kept_out(
     assert "HTTP_PROXY" not in environment
     assert environment["WEED_JWT_SIGNING_KEY"] != "mine"
     assert environment["GOMEMLIMIT"] == "400MiB"
+    assert stat.S_IMODE(embedded.directory.stat().st_mode) == 0o700
 
 
 def test_a_server_that_hangs_is_an_error_and_can_be_stopped(

@@ -142,7 +142,6 @@ def test_each_part_carries_a_checksum_that_the_store_holds_it_to(
 ) -> None:
     def spoil_second_part(asked: Asked, forward: Forward) -> Answered:
         if "partNumber=2" in asked.path:
-            assert "x-amz-checksum-crc64nvme" in asked.headers
             asked = Asked(asked.method, asked.path, asked.headers, b"?" + asked.body[1:])
         return forward(asked)
 
@@ -152,6 +151,9 @@ def test_each_part_carries_a_checksum_that_the_store_holds_it_to(
             store.spec.model_copy(update={"endpoint_url": meddler.endpoint_url, "max_attempts": 1})
         )
         meddled.upload("sound", bytes(11 * MIB), part_bytes=5 * MIB)
+        parts = [asked for asked in meddler.seen if "partNumber=" in asked.path]
+        assert len(parts) == 3
+        assert all("x-amz-checksum-crc64nvme" in part.headers for part in parts)
         meddler.rule = spoil_second_part
         with pytest.raises(StoreError, match=r"upload s3://.*/spoilt"):
             meddled.upload("spoilt", bytes(11 * MIB), part_bytes=5 * MIB)
@@ -287,11 +289,14 @@ def test_a_spec_that_nobody_resolved_is_refused() -> None:
         ObjectStore(StoreSpec())
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", "./a", "k" * 1025])
-def test_keys_that_not_every_store_takes_are_refused(meddled: ObjectStore, key: str) -> None:
-    for call in (meddled.put, meddled.create, meddled.upload):
-        with pytest.raises(StoreError, match="not fit for every store"):
-            call(key, b"")
+@pytest.mark.usefixtures("any_credentials")
+def test_keys_that_not_every_store_takes_are_refused_before_any_request() -> None:
+    store = ObjectStore(StoreSpec(endpoint_url="http://127.0.0.1:9"))
+    for key in ("", "/a", "a/", "a//b", "a/../b", "./a", "k" * 1025):
+        for call in (store.put, store.create, store.upload):
+            with pytest.raises(StoreError, match="not fit for every store"):
+                call(key, b"")
+    store.close()
 
 
 @pytest.mark.s3
