@@ -118,13 +118,13 @@ class _Training:
 
     def _validate(self) -> tuple[float | None, bool]:
         """The held-out split's loss, always on the same samples, and whether to leave instead."""
-        batch = self._train.global_batch
-        batches = min(self._train.validate_batches, self._engine.held_out.num_samples // batch)
-        if self._engine.held_out.num_samples == 0:
+        available, batch = self._engine.held_out.num_samples, self._train.global_batch
+        if available == 0:
             return None, False
+        batches = max(1, min(self._train.validate_batches, available // batch))
         losses = []
         with self._watchdog.suspended(), self._clock.part(Part.VALIDATE):
-            for number in range(max(1, batches)):
+            for number in range(batches):
                 samples = self._engine.samples(self._engine.held_out, number * batch, batch)
                 loss, stop = self._engine.step.evaluate(samples, batch=batch)
                 if stop:

@@ -74,10 +74,11 @@ class TrainState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state by name, sharing memory with what is trained."""
+        first = next(iter(self.parameters.values()))
+        self._steps.copy_(self.optimizer.state[first]["step"])
         tensors: dict[str, torch.Tensor] = {"optimizer.step": self._steps}
         for name, parameter in self.parameters.items():
             moments = self.optimizer.state[parameter]
-            self._steps.copy_(moments["step"])
             tensors[f"model.{name}"] = parameter.detach()
             tensors[f"optimizer.exp_avg.{name}"] = moments["exp_avg"]
             tensors[f"optimizer.exp_avg_sq.{name}"] = moments["exp_avg_sq"]

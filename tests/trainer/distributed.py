@@ -114,7 +114,7 @@ def start_ranks(
 @cache
 def _fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer.main", "boto3.session"])
+    context.set_forkserver_preload(["trainer.main", "torch._dynamo", "boto3.session"])
     # The server of Python 3.11 is not told of sys.path, and then preloads nothing, silently.
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)

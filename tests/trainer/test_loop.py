@@ -1,3 +1,4 @@
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -43,19 +44,20 @@ def commits(bench: Bench) -> list[Commit]:
 
 
 def run_and_be_signalled(
-    identity: RankIdentity, job: JobDescription, signalled_rank: int, at_step: int
+    identity: RankIdentity, job: JobDescription, signalled_rank: int, during: str, call: int
 ) -> Left:
-    """As `run_job`; one rank alone is sent USR2, while `at_step` runs."""
+    """As `run_job`; one rank alone gets USR2, in its `call`th training step or validation batch."""
     from trainer.step import Stepper
 
-    train = Stepper.train
+    method = getattr(Stepper, during)
+    calls = itertools.count(1)
 
-    def train_and_signal(self: Stepper, *args: Any, step: int, **others: Any) -> Any:
-        if identity.rank == signalled_rank and step == at_step:
+    def signalled(self: Stepper, *args: Any, **others: Any) -> Any:
+        if next(calls) == call and identity.rank == signalled_rank:
             os.kill(os.getpid(), signal.SIGUSR2)
-        return train(self, *args, step=step, **others)
+        return method(self, *args, **others)
 
-    Stepper.train = train_and_signal  # type: ignore[method-assign]
+    setattr(Stepper, during, signalled)
     return run_job(identity, job)
 
 
@@ -63,7 +65,7 @@ def test_a_run_left_on_a_signal_and_resumed_is_the_run_that_was_never_left(bench
     """To the bit: losses, gradient norms, and the proof of the samples consumed."""
     whole = replace(bench, run=f"{bench.run}-whole", folder=bench.folder / "whole")
     undisturbed = run_distributed_test(run_job, 2, whole.job())
-    left = run_distributed_test(run_and_be_signalled, 2, bench.job(), 1, 3)
+    left = run_distributed_test(run_and_be_signalled, 2, bench.job(), 1, "train", 3)
     resumed = run_distributed_test(run_job, 2, bench.job(attempt=2))
 
     assert [(each.code, each.outputs) for each in left] == [
@@ -102,14 +104,25 @@ def test_the_loss_falls_and_the_outputs_say_how_far(bench: Bench) -> None:
 
 
 def test_another_number_of_ranks_goes_on_where_the_first_stopped(bench: Bench) -> None:
-    run_distributed_test(run_and_be_signalled, 2, bench.job(), 0, 5)
+    """And the losses are those of one rank alone, up to the order of summation."""
+    alone = replace(bench, run=f"{bench.run}-alone", folder=bench.folder / "alone")
+    run_distributed_test(run_job, 1, alone.job())
+    run_distributed_test(run_and_be_signalled, 2, bench.job(), 0, "train", 5)
     (rank,) = run_distributed_test(run_job, 1, bench.job(attempt=2))
     assert (rank.code, rank.outputs["final_step"]) == (ExitCode.DONE, TINY.steps)
-    steps = [line["step"] for line in [*bench.metrics(1), *bench.metrics(2)]]
-    assert steps == list(range(1, TINY.steps + 1))
+    pieces = curve([*bench.metrics(1), *bench.metrics(2)])
+    for (step, loss, norm), expected in zip(pieces, curve(alone.metrics(1)), strict=True):
+        assert (step, loss, norm) == pytest.approx(expected, rel=1e-4)
     newest = commits(bench)[0]
     assert (newest.attempt, newest.world_size, newest.mesh) == (2, 1, {"dp_shard": 1})
     assert newest.samples_hash == f":0-{SAMPLES}"
+
+
+def test_a_signal_during_validation_is_heeded_there(bench: Bench) -> None:
+    for left in run_distributed_test(run_and_be_signalled, 2, bench.job(), 1, "evaluate", 1):
+        assert (left.code, left.outputs) == (ExitCode.RESUME, {"step": 4, "commits": 1})
+    (commit,) = commits(bench)
+    assert "val_loss" not in commit.metrics
 
 
 def test_a_run_that_is_finished_already_only_says_so(bench: Bench) -> None:

@@ -52,11 +52,11 @@ def start_process_group(
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
-    except (OSError, dist.DistError) as error:
+    except (OSError, RuntimeError) as error:
         raise RendezvousError(
-            f"rank {identity.rank} of {identity.world_size} on {identity.node} did not meet the "
-            f"others at {place} within start_timeout_s {timeout_s:g}: {error}; look at the logs of "
-            "the ranks that are missing, and whether nodes reach each other on that address"
+            f"rank {identity.rank} of {identity.world_size} on {identity.node} could not meet the "
+            f"others at {place} within train.start_timeout_s {timeout_s:g}: {error}; look at the "
+            "logs of the ranks that are missing, and whether nodes reach each other there"
         ) from error
     return init_device_mesh(device.type, (identity.world_size,), mesh_dim_names=(SHARD_AXIS,))
 
