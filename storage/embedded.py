@@ -188,6 +188,7 @@ class EmbeddedStore:
             try:
                 return self._wait_ready(record)
             except _DiedError:
+                remove_sockets(record.ports)
                 preferred = None
         raise StoreError(
             f"the embedded store in {str(self.directory)!r} ended {START_TRIES} times while it "

@@ -67,9 +67,9 @@ def choose_ports(*, preferred: Ports | None) -> Ports:
 
 
 def remove_sockets(ports: Ports) -> None:
-    """Removes the socket files that a stopped server leaves behind."""
+    """Removes the socket files that a stopped server left, not those of one that came after it."""
     for port in _with_grpc(ports):
-        for path in _socket_files(port):
+        for path in filter(_is_stale, _socket_files(port)):
             path.unlink(missing_ok=True)
 
 

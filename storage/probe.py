@@ -112,7 +112,7 @@ def _conditional_writes(store: ObjectStore, folder: str) -> tuple[bool, str]:
 
 
 def _race(store: ObjectStore, key: str) -> tuple[int, int]:
-    """How many of the writers won, and how many different bodies they saw, the last GET's too."""
+    """How many of the writers won, and how many different bodies they and a last reader saw."""
     barrier = threading.Barrier(WRITERS)
 
     def write(writer: int) -> Created:
