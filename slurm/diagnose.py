@@ -62,8 +62,8 @@ def refusal(message: str) -> Diagnosis:
 
 
 _PASSING_REFUSAL = re.compile(
-    r"temporarily|unavailable|not responding|limit|in use|try again|busy|"
-    r"required node not available|down|drain|reserved",
+    r"temporarily|unavailable|not responding|submit limit|Max\w*(Submit|Jobs)|in use|try again|"
+    r"busy|required node not available|\bdown\b|drain|reserved",
     re.IGNORECASE,
 )
 

@@ -27,6 +27,11 @@ def batch_log(job: JobDescription) -> Path:
     return job.folder / "batch.log"
 
 
+def escape_pattern(path: Path) -> str:
+    """The path as Slurm's options for output files want it, where `%` stands for something."""
+    return str(path).replace("%", "%%")
+
+
 def batch_command(job: JobDescription) -> str:
     command = [str(job.python), "-P", "-m", "slurm.batch", str(job_path(job))]
     return f"exec {shlex.join(command)}"

@@ -6,7 +6,6 @@ Both end the job at its first bad exit, and say which rank that was.
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import subprocess
 import time
@@ -15,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slurm.job_script import escape_pattern
 from storage.job import JobDescription
 from storage.records import ExitCode
 
@@ -70,7 +70,7 @@ def srun_command(job: JobDescription) -> list[str]:
         "--export=ALL",
         "--input=none",
         "--open-mode=append",
-        f"--output={shlex.quote(str(job.folder))}/rank.%t.log",
+        f"--output={escape_pattern(job.folder)}/rank.%t.log",
         *rank_command(job),
     ]
 

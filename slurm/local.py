@@ -96,7 +96,7 @@ class LocalCluster:
         try:
             job.write(job_path(job))
             record = executor.start()
-        except OSError as error:
+        except (OSError, ValueError, psutil.Error) as error:
             raise SubmitRejected(
                 f"the job cannot be started in {str(job.folder)!r}: {error}"
             ) from error

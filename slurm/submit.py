@@ -36,6 +36,7 @@ from slurm.commands import (
 from slurm.job_script import (
     batch_command,
     batch_log,
+    escape_pattern,
     job_path,
     preamble,
     script_path,
@@ -79,8 +80,16 @@ class SlurmCluster:
 
     def submit(self, job: JobDescription, resources: Resources) -> str:
         job = replace(job, launcher="srun")
-        job.write(job_path(job))
-        return self._executor(job, resources).send()
+        executor = self._executor(job, resources)
+        try:
+            job.write(job_path(job))
+            executor.write_script()
+        except OSError as error:
+            raise SubmitRejected(
+                f"the job's folder {str(job.folder)!r} cannot be written: {error}; choose a "
+                "workdir on a file system that every node mounts"
+            ) from error
+        return executor.send()
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
         """What is known of each token.
@@ -162,15 +171,17 @@ class _TokenExecutor(SlurmExecutor):
     def script(self) -> str:
         return self._make_submission_file_text(batch_command(self._job), "")
 
+    def write_script(self) -> None:
+        script_path(self._job).write_text(self.script(), encoding="utf-8")
+
     def send(self) -> str:
-        """Call sbatch once and return the job id."""
+        """Call sbatch once with the script that was written, and return the job id."""
         return str(self._submit_command(batch_command(self._job)).job_id)
 
-    def _submit_command(self, command: str) -> SlurmJob[Any]:
-        path = script_path(self._job)
-        path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+    def _submit_command(self, command: str) -> SlurmJob[Any]:  # noqa: ARG002
+        sbatch = self._make_submission_command(script_path(self._job))
         try:
-            result = self._commands.run(self._make_submission_command(path))
+            result = self._commands.run(sbatch)
         except CommandMissing as error:
             raise SubmitRejected(str(error)) from error
         except CommandTimedOut as error:
@@ -224,7 +235,7 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
         "additional_parameters": {
             "chdir": job.folder,
             "no-requeue": True,
-            "output": batch_log(job),
+            "output": escape_pattern(batch_log(job)),
         },
     }
 

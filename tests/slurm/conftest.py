@@ -64,8 +64,8 @@ def slurm_spec(dev_cluster: DevCluster) -> ClusterSpec:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder for jobs that several tests look at."""
-    return tmp_path_factory.mktemp("jobs")
+    """A working folder for jobs that several tests look at, with a name that is easy to break."""
+    return tmp_path_factory.mktemp("jobs 100%t 'of' all")
 
 
 @pytest.fixture

@@ -353,6 +353,7 @@ def test_a_clear_last_word_is_judged_at_once(code: ExitCode) -> None:
     [
         ("sbatch: error: Batch job submission failed: Invalid account", Kind.CODE),
         ("sbatch: error: invalid partition specified: nowhere", Kind.CODE),
+        ("sbatch: error: Requested time limit is invalid (exceeds some limit)", Kind.CODE),
         ("sbatch: error: QOSMaxSubmitJobPerUserLimit", Kind.SITE),
         ("sbatch: error: Slurm temporarily unable to accept job", Kind.SITE),
         ("sbatch: error: Required node not available (down, drained or reserved)", Kind.SITE),
