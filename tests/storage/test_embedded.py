@@ -187,6 +187,97 @@ def test_the_sockets_of_another_server_are_neither_taken_nor_removed() -> None:
             path.unlink(missing_ok=True)
 
 
+def test_it_listens_where_it_was_told_and_asks_for_credentials_at_every_http_port(
+    store: ObjectStore, running: EmbeddedStore
+) -> None:
+    store.put("secret", b"not for everybody")
+    process = psutil.Process(_pid(running))
+    listening = {one.laddr for one in process.net_connections("tcp") if one.status == "LISTEN"}
+    assert len(listening) == 10
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+
+    ports = _ports(running)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for url in (
+        f"http://127.0.0.1:{ports.s3}/{store.bucket}/secret",
+        f"http://127.0.0.1:{ports.filer}/buckets/{store.bucket}/secret",
+        f"http://127.0.0.1:{ports.volume}/1,01",
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            direct.open(url, timeout=10)
+        assert refused.value.code in (401, 403), url
+        refused.value.close()
+
+
+def test_nothing_secret_is_told(running: EmbeddedStore, store_server: StoreSpec) -> None:
+    assert store_server.credentials_file is not None
+    assert stat.S_IMODE(store_server.credentials_file.stat().st_mode) == 0o600
+    secret = store_server.credentials_file.read_text().split()[-1]
+    command = psutil.Process(_pid(running)).cmdline()
+    assert secret not in store_server.model_dump_json()
+    assert secret not in " ".join(command)
+    assert secret not in (running.directory / "server.log").read_text()
+    assert "-master.telemetry=false" in command
+
+
+def test_another_address_than_the_running_one_is_an_error(running: EmbeddedStore) -> None:
+    elsewhere = EmbeddedStore(directory=running.directory, host="127.0.0.2", bucket="headrace")
+    with pytest.raises(StoreError, match=r"already serves at 127\.0\.0\.1.*'127\.0\.0\.2'"):
+        elsewhere.ensure()
+
+
+def test_a_spec_is_resolved_to_the_server_below_its_working_folder(
+    running: EmbeddedStore, store_server: StoreSpec
+) -> None:
+    by_default = StoreSpec()
+    expected = {"endpoint_url", "credentials_file", "profile"}
+    linked = running.directory.parent / "workdir"
+    linked.mkdir()
+    (linked / "store").symlink_to(running.directory)
+    for spec, workdir in (
+        (by_default, linked),
+        (StoreSpec(embedded=EmbeddedSpec(directory=running.directory)), Path("/nonexistent")),
+    ):
+        found = resolve(spec, workdir=workdir)
+        assert {
+            name for name in StoreSpec.model_fields if getattr(found, name) != getattr(spec, name)
+        } == expected
+        assert found.endpoint_url == store_server.endpoint_url
+        assert found.credentials_file == store_server.credentials_file
+
+
+def test_the_log_is_bounded_and_the_caller_s_surroundings_are_kept_out(
+    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_module, "LOG_BYTES", 10)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("WEED_JWT_SIGNING_KEY", "mine")
+    embedded.directory.mkdir(mode=0o755)
+    (embedded.directory / "server.log").write_text("an old log, too long")
+    embedded.ensure()
+    assert (embedded.directory / "server.log.1").read_text() == "an old log, too long"
+    environment = psutil.Process(_pid(embedded)).environ()
+    assert "HTTP_PROXY" not in environment
+    assert environment["WEED_JWT_SIGNING_KEY"] != "mine"
+    assert environment["GOMEMLIMIT"] == "400MiB"
+    assert stat.S_IMODE(embedded.directory.stat().st_mode) == 0o700
+
+
+def test_a_server_that_hangs_is_an_error_and_can_be_stopped(
+    embedded: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded.ensure()
+    process = psutil.Process(_pid(embedded))
+    process.suspend()
+    monkeypatch.setattr(embedded_module, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(embedded_module, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded_module, "TERMINATE_TIMEOUT_S", 0.1)
+    with pytest.raises(StoreError, match=r"(?s)does not serve this host.*log ends with"):
+        embedded.ensure()
+    embedded.stop()
+    assert _servers(embedded) == []
+
+
 @pytest.mark.parametrize(
     ("host", "told"),
     [
