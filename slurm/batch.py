@@ -24,7 +24,6 @@ from storage.ledger import Ledger
 from storage.records import Exit, ExitCode, JobIdentity, Start, new_nonce
 
 _LOG_BYTES = 6000
-_TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +131,7 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
     }
 
     def on_failure(ended: Ended) -> None:
-        # Ranks that are told to end are no cause; what they are told by comes out at the end.
-        if not ended.timed_out and signals.ended_by is None and ended.code != _TERMINATED:
+        if not ended.timed_out and signals.ended_by is None:
             _last_word(ledger, job, placement, ended)
 
     if not is_local:

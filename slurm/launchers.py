@@ -120,16 +120,20 @@ _EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
 def first_failure(srun_words: str) -> Ended | None:
-    """The first bad exit in what srun said, where it named one."""
-    first = _SRUN_FAILURE.search(srun_words)
-    if first is None:
-        return None
-    return Ended(
-        code=_code_of(first["what"]),
-        rank=int(first["rank"]),
-        node=first["node"],
-        words=srun_words.strip(),
-    )
+    """The first bad exit in what srun said, where it named one.
+
+    Ranks that were terminated are passed over: they were told to end, and are no cause.
+    """
+    for failure in _SRUN_FAILURE.finditer(srun_words):
+        code = _code_of(failure["what"])
+        if code != 128 + signal.SIGTERM:
+            return Ended(
+                code=code,
+                rank=int(failure["rank"]),
+                node=failure["node"],
+                words=srun_words.strip(),
+            )
+    return None
 
 
 def _code_of(what: str) -> int:

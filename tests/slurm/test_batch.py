@@ -182,7 +182,7 @@ def test_ranks_that_go_on_past_the_time_limit_are_ended(
             "gpu-7.cluster",
             139,
         ),
-        ("srun: error: n1: task 1: Terminated", 1, "n1", 143),
+        ("srun: error: n1: task 1: Terminated\nsrun: error: n2: task 2: Killed", 2, "n2", 137),
         ("srun: error: n1: task 0: Out Of Memory", 0, "n1", ExitCode.OUT_OF_MEMORY),
         ("srun: error: n1: task 0: something new", 0, "n1", 1),
     ],
@@ -195,9 +195,8 @@ def test_srun_names_the_first_rank_that_failed(said: str, rank: int, node: str, 
 
 
 def test_srun_that_names_no_rank_names_none() -> None:
-    assert (
-        first_failure("srun: error: Node failure on n2\nsrun: Force Terminated StepId=5.0") is None
-    )
+    words = "srun: error: Node failure on n2\nsrun: error: n1: task 0: Terminated\n"
+    assert first_failure(words) is None
 
 
 def test_srun_is_told_everything_by_name(here: Workplace) -> None:
