@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from slurm.cluster import NodeState, Resources, SubmitDoubtful
+from slurm.cluster import NodeState, SubmitDoubtful
 from slurm.evidence import Evidence, gather
 from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.errors import SubmitRejected
-from storage.job import JobDescription
 from storage.records import (
     Action,
     Attempt,
@@ -28,6 +26,7 @@ from storage.records import (
 from tasks.context import RunContext
 from tasks.engine import Engine
 from tasks.exclusions import exclusions
+from tasks.jobs import describe, resources
 from tasks.situation import (
     Allocate,
     CancelJob,
@@ -152,32 +151,13 @@ class Deeds:
 
     def _submit(self, step: Submit) -> None:
         """The one sbatch of the attempt. It counts as sent from here on, whatever happens."""
-        intent, unit, spec = step.attempt.intent, step.unit, self._context.cluster_spec
+        intent, unit = step.attempt.intent, step.unit
         self.submissions[intent.nonce] = Submission.SENT
-        job = JobDescription(
-            intent=intent,
-            store=self._context.store,
-            entry=unit.entry,
-            payload=unit.payload,
-            folder=self._folder(intent),
-            code=self._context.snapshot.path,
-            python=spec.python or Path(sys.executable),
-            cpus_per_rank=spec.cpus_per_rank,
-            heartbeat_s=self._context.retry.heartbeat_s,
-        )
-        resources = Resources(
-            nodes=unit.nodes,
-            ranks_per_node=unit.ranks_per_node,
-            cpus_per_rank=spec.cpus_per_rank,
-            gpus_per_node=spec.gpus_per_node,
-            memory_per_node=spec.memory_per_node,
-            node_list=unit.node_list,
-            excluded=intent.excluded,
-            time_limit_min=unit.time_limit_min or spec.time_limit_min,
-            signal_lead_s=spec.signal_lead_s,
-        )
+        job = describe(self._context, intent, unit)
         try:
-            job_id = self._cluster.submit(job, resources)
+            job_id = self._cluster.submit(
+                job, resources(self._context, unit, excluded=intent.excluded)
+            )
         except SubmitRejected as error:
             self.submissions[intent.nonce] = Rejected(message=str(error))
             return
