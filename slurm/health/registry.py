@@ -56,7 +56,7 @@ class ProbeJob(Model):
     scratch: Path
     copy_mib: int = Field(32, ge=1, description="Size of the buffer that is copied.")
     matmul_size: int = Field(384, ge=16)
-    disk_mib: int = Field(8, ge=1)
+    disk_mib: int = Field(2, ge=1, description="Written and read back a few times.")
     store_kib: int = Field(64, ge=1)
     seconds_each: float = Field(0.25, gt=0, description="How long copying and matmul are timed.")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import Field
@@ -21,7 +22,7 @@ from storage.records import ExitCode, decode, encode
 from storage.shards.inputs import InputFile, freeze_inputs, require_unchanged, share
 from storage.shards.manifest import Manifest, TaskRecord, TokenizerRecord, assemble
 from storage.shards.task import SPLITS, Sums, build_task
-from storage.shards.tokenizers import DocumentTokenizer, open_tokenizer
+from storage.shards.tokenizers import BYTES, DocumentTokenizer, open_tokenizer
 from storage.spec import DataSpec, Model
 
 # Part of every build's id: raise it when the same inputs come to make other shards.
@@ -38,6 +39,10 @@ class ShardJob(Model):
     build: str
     task_bytes: int = Field(TASK_BYTES, ge=1)
 
+    def for_generation(self, generation: int) -> ShardJob:
+        """The same job in a folder of its own: what an earlier generation stored is not reused."""
+        return self.model_copy(update={"build": f"{self.build}-{generation}"})
+
 
 class Watcher(Protocol):
     """What a build needs of its job's context."""
@@ -47,19 +52,22 @@ class Watcher(Protocol):
     def is_fenced(self) -> bool: ...
 
 
-def plan_shards(data: DataSpec, *, generation: int = 0) -> ShardJob:
-    """The job for a spec, its inputs frozen. Another `generation` builds everything anew.
+def plan_shards(data: DataSpec) -> ShardJob:
+    """The job for a spec, with its inputs frozen.
 
     Raises:
         SpecError: an entry of `data.inputs` matches no file, or the tokenizer does not fit.
     """
+    if data.tokenizer != BYTES:
+        tokenizer = str(Path(data.tokenizer).expanduser().absolute())
+        data = data.model_copy(update={"tokenizer": tokenizer})
     plan = ShardJob(
         data=data,
         inputs=freeze_inputs(data),
         tokenizer_digest=open_tokenizer(data).digest,
         build="",
     )
-    content = f"{LAYOUT} {generation} {plan.model_dump_json()}"
+    content = f"{LAYOUT} {plan.model_dump_json()}"
     return plan.model_copy(update={"build": hashlib.sha256(content.encode()).hexdigest()[:20]})
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +21,6 @@ from slurm.health.probe import measure
 from slurm.health.registry import AllreduceJob, Measure, ProbeJob, Status
 from slurm.health.verdict import Probed, judge
 from slurm.spec import ClusterSpec, ValidateSpec
-from storage.embedded import EmbeddedStore, resolved
 from storage.errors import StoreError
 from storage.job import JobContext, JobDescription, RankIdentity
 from storage.object_store import ObjectStore
@@ -31,15 +28,6 @@ from storage.records import Intent, Stage, Why
 from storage.spec import StoreSpec
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def store_spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreSpec]:
-    directory = tmp_path_factory.mktemp("store")
-    server = EmbeddedStore(directory=directory, host="127.0.0.1", bucket="headrace")
-    yield resolved(StoreSpec(), server.ensure())
-    server.stop()
-    shutil.rmtree(directory)
 
 
 def description(store: StoreSpec, folder: Path, *, entry: str, payload: Any) -> JobDescription:
@@ -85,11 +73,11 @@ def identity(**changes: Any) -> RankIdentity:
 
 @pytest.mark.s3
 def test_a_probe_measures_all_that_is_judged_and_this_host_is_fit(
-    store_spec: StoreSpec, tmp_path: Path
+    host_store: StoreSpec, tmp_path: Path
 ) -> None:
     job = ProbeJob(scratch=tmp_path, copy_mib=2, matmul_size=128, disk_mib=1, seconds_each=0.02)
     context = JobContext(
-        description(store_spec, tmp_path, entry="slurm.health.probe", payload=job), identity()
+        description(host_store, tmp_path, entry="slurm.health.probe", payload=job), identity()
     )
     outputs = json.loads(json.dumps(probe.run(context)))
     assert outputs["node"] == "n1"
@@ -104,18 +92,18 @@ def test_a_probe_measures_all_that_is_judged_and_this_host_is_fit(
     assert unknown <= {"gpus"}
     assert not list(tmp_path.glob("headrace-probe-*"))
     ledger_keys = context.job.keys
-    assert list(ObjectStore(store_spec).list(ledger_keys.probes)) == []
+    assert list(ObjectStore(host_store).list(ledger_keys.probes)) == []
 
 
 @pytest.mark.s3
 def test_a_store_that_returns_other_bytes_is_found(
-    store_spec: StoreSpec, monkeypatch: pytest.MonkeyPatch
+    host_store: StoreSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Forgetful(ObjectStore):
         def get(self, key: str) -> bytes:
             return super().get(key)[:-1] + b"?"
 
-    store = Forgetful(store_spec)
+    store = Forgetful(host_store)
     with pytest.raises(StoreError, match="came back with other bytes"):
         host.store_round_trip_ms(store, "probe/other", size_bytes=1000)
     assert store.head("probe/other") is None
@@ -171,62 +159,49 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-RANK = """
-import json, sys
-from slurm.health.allreduce import measure
+RANKS = """
+import json, os, sys
+from dataclasses import replace
+import torch.distributed
+from slurm.health.allreduce import AllreduceError, measure
 from slurm.health.registry import AllreduceJob
 from storage.job import RankIdentity
 
-job, identity = json.loads(sys.argv[1])
-identity["nodes"] = tuple(identity["nodes"])
-seconds, size_bytes = measure(AllreduceJob(**job), RankIdentity(**identity))
-print(seconds > 0, size_bytes)
+job, *places = json.loads(sys.argv[1])
+for place in places:
+    if os.fork() == 0:
+        place["nodes"] = tuple(place["nodes"])
+        try:
+            seconds, size_bytes = measure(AllreduceJob(**job), RankIdentity(**place))
+            print(place["node"], seconds > 0, size_bytes, flush=True)
+        except AllreduceError as error:
+            print(place["node"], error, flush=True)
+        os._exit(0)
+for _ in places:
+    os.wait()
 """
 
 
-@pytest.fixture
-def ranks() -> Iterator[Callable[..., list[subprocess.Popen[str]]]]:
-    """Starts ranks of one all-reduce as processes; they are gone after the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(job: AllreduceJob, *, present: int, world_size: int) -> list[subprocess.Popen[str]]:
-        port = free_port()
-        for rank in range(present):
-            place = identity(rank=rank, world_size=world_size, node=f"n{rank}", master_port=port)
-            argument = json.dumps([job.model_dump(), asdict(place)])
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", RANK, argument],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    cwd=ROOT,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},
-                )
-            )
-        return started
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.distributed
-def test_two_ranks_reduce_together(
-    ranks: Callable[..., list[subprocess.Popen[str]]],
-) -> None:
-    job = AllreduceJob(size_mib=0.25, rounds=2)
-    for process in ranks(job, present=2, world_size=2):
-        out, errors = process.communicate(timeout=120)
-        assert (process.returncode, out) == (0, f"True {2**18}\n"), errors
-
-
-@pytest.mark.distributed
-def test_a_rank_that_waits_for_the_others_in_vain_says_whom_it_waited_for(
-    ranks: Callable[..., list[subprocess.Popen[str]]],
-) -> None:
-    (alone,) = ranks(AllreduceJob(timeout_s=1.0), present=1, world_size=2)
-    _, errors = alone.communicate(timeout=120)
-    assert alone.returncode == 1
-    assert "n0 did not meet the other 1 ranks at 127.0.0.1" in errors
+def test_ranks_reduce_together_and_one_without_peers_says_whom_it_waited_for() -> None:
+    ports = {"pair": free_port(), "alone": free_port()}
+    places = [
+        identity(rank=rank, world_size=2, node=f"{group}{rank}", master_port=ports[group])
+        for group, rank in (("pair", 0), ("pair", 1), ("alone", 0))
+    ]
+    job = AllreduceJob(size_mib=0.25, rounds=2, timeout_s=3.0)
+    arguments = json.dumps([job.model_dump(), *(asdict(place) for place in places)])
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS, arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    alone, *pair = sorted(done.stdout.splitlines())
+    assert pair == [f"pair0 True {2**18}", f"pair1 True {2**18}"], done.stderr
+    assert alone.startswith(
+        f"alone0 alone0 did not meet the other 1 ranks at 127.0.0.1:{ports['alone']} within 3 s"
+    )

@@ -145,7 +145,7 @@ def test_the_build_id_follows_inputs_and_spec(tmp_path: Path) -> None:
     assert first == plan_shards(spec(tmp_path))
     others = [
         plan_shards(spec(tmp_path, validation_fraction=0.5)),
-        plan_shards(spec(tmp_path), generation=1),
+        first.for_generation(1),
     ]
     (tmp_path / "more.txt").write_text("more")
     others.append(plan_shards(spec(tmp_path)))
