@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from flows.names import attempt_title, end_text, is_stopped, is_success, progress_text, short_list
 from storage.records import Attempt, Stage, StageRecord
-from tasks.report import summary
+from tasks.report import is_passed, summary
 
 _Key = tuple[Stage, int]
 
@@ -60,7 +60,8 @@ class ConsoleEyes:
 
     def stage_finished(self, record: StageRecord) -> None:
         took = f"{time.monotonic() - self._started_s:.1f} s"
-        self._print(f"[bold green]✓ {record.stage.value}[/] in {took}: {escape(summary(record))}")
+        mark = "[bold green]✓" if is_passed(record) else "[bold red]✗"
+        self._print(f"{mark} {record.stage.value}[/] in {took}: {escape(summary(record))}")
 
     def attempt_opened(self, attempt: Attempt) -> None:
         key = _key(attempt)

@@ -1,6 +1,7 @@
 """Where Headrace keeps what belongs to a person and not to a run: the Prefect server's state.
 
-Where homes are on NFS, HEADRACE_HOME should name a local folder: SQLite and file locks suffer there.
+Where homes are on NFS, HEADRACE_HOME should name a local folder: SQLite and file locks suffer
+there.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Home:
         temporary.replace(self.record)
 
     def remember_run(self, run: str, spec: str) -> None:
-        """Keep the JSON of a run's newest spec, so that the run's name is enough to find it again."""
+        """Keep the JSON of a run's newest spec, so that its name is enough to find it again."""
         self.make()
         self.runs.mkdir(exist_ok=True)
         temporary = self.runs / f".{run}.tmp"

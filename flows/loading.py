@@ -56,13 +56,13 @@ def load_spec(
                 )
             ],
         )
-    said = {mistake.field for mistake in mistakes}
+    said = {(mistake.line, mistake.field) for mistake in mistakes}
     mistakes += booleans_for_numbers(document.data, model=PipelineSpec, document=document)
     try:
         spec = PipelineSpec.model_validate(document.data)
     except ValidationError as error:
         found = mistakes_in(error, model=PipelineSpec, document=document)
-        mistakes += [mistake for mistake in found if mistake.field not in said]
+        mistakes += [mistake for mistake in found if (mistake.line, mistake.field) not in said]
         raise SpecFileError(path, mistakes) from None
     if mistakes:
         raise SpecFileError(path, mistakes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -48,7 +48,12 @@ def mistakes_in(
     for detail in error.errors(include_url=False):
         path = tuple(part for part in detail["loc"] if part != "[key]")
         if detail["type"] == "value_error":
-            path = _sharpened(path, str(detail["ctx"]["error"]), document.lines)
+            message = str(detail["ctx"]["error"])
+            path = (
+                _named(message, below=path, places=document.lines)
+                or _named(message, below=path, places=_places(model))
+                or path
+            )
         yield Mistake(
             line=document.line_of(path),
             field=dotted(path) or "spec",
@@ -139,18 +144,15 @@ def _places(model: type[BaseModel], base: Path = ()) -> Iterator[Path]:
             yield from _places(block, (*base, name))
 
 
-def _sharpened(path: Path, message: str, lines: Mapping[Path, int]) -> Path:
-    """The first key of the file at or below `path` that the message names, else `path`."""
-    below = [place for place in lines if place[: len(path)] == path and place != path]
+def _named(message: str, *, below: Path, places: Iterable[Path]) -> Path | None:
+    """The first of `places` below a path that the message names."""
+    inside = [place for place in places if place[: len(below)] == below and place != below]
     for word in re.findall(r"[a-z_][a-z0-9_.]*", message):
-        for place in below:
-            if (
-                word
-                and dotted(place[len(path) :]).endswith(word)
-                and place[-1] == word.split(".")[-1]
-            ):
+        for place in inside:
+            same_key = place[-1] == word.rpartition(".")[2]
+            if same_key and dotted(place[len(below) :]).endswith(word):
                 return place
-    return path
+    return None
 
 
 def _nearest(word: str, valid: list[str]) -> str | None:

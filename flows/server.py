@@ -43,7 +43,7 @@ QUIET = {
 }
 
 
-class ServerUnavailable(HeadraceError):
+class ServerUnavailableError(HeadraceError):
     """No Prefect server could be started or found."""
 
 
@@ -98,7 +98,7 @@ def connect(home: Home, *, say: Say) -> str:
     """Point this process, before it imports Prefect, at a server; returns the address of its UI.
 
     Raises:
-        ServerUnavailable: none is named by PREFECT_API_URL, and none could be started.
+        ServerUnavailableError: none is named by PREFECT_API_URL, and none could be started.
     """
     named = os.environ.get("PREFECT_API_URL")
     if named:
@@ -114,7 +114,7 @@ def ensure_server(home: Home, *, say: Say) -> ServerRecord:
     """The server of this home, started in the background where none runs.
 
     Raises:
-        ServerUnavailable: it did not come up.
+        ServerUnavailableError: it did not come up.
     """
     found = find_server(home)
     if found is not None:
@@ -131,7 +131,7 @@ def ensure_server(home: Home, *, say: Say) -> ServerRecord:
         if started is not None and started.poll() is not None:
             break
         time.sleep(POLL_S)
-    raise ServerUnavailable(
+    raise ServerUnavailableError(
         f"the Prefect server of {home.folder} did not come up; "
         f"the end of {home.log}:\n{tail(home.log)}"
     )
@@ -180,7 +180,9 @@ def free_port(*, preferred: int | None) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise ServerUnavailable(f"{HOST} has no free port; end some of the programs that listen there")
+    raise ServerUnavailableError(
+        f"{HOST} has no free port; end some of the programs that listen there"
+    )
 
 
 def _start_in_background(home: Home) -> subprocess.Popen[bytes]:

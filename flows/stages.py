@@ -1,4 +1,4 @@
-"""One thin flow for each stage, for deployments of their own: validate at night, prune by the hour."""
+"""One thin flow for each stage, for deployments of their own, such as pruning by the hour."""
 
 from __future__ import annotations
 

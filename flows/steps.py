@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from flows.spec import PipelineSpec
+from storage.records import Stage, StageRecord
+from tasks.context import RunContext
 from tasks.prune import prune
 from tasks.shard import shard
 from tasks.smoke import smoke
 from tasks.train import train
 from tasks.validate import validate
-
-from flows.spec import PipelineSpec
-from storage.records import Stage, StageRecord
-from tasks.context import RunContext
 
 Records = Mapping[Stage, StageRecord]
 

@@ -24,7 +24,7 @@ from flows.server import (
     POOL,
     START_TIMEOUT_S,
     Say,
-    ServerUnavailable,
+    ServerUnavailableError,
     client_settings,
     end_children,
     free_port,
@@ -97,12 +97,12 @@ class Supervisor:
         """Start everything, say where it is, and keep it running until SIGTERM or SIGINT.
 
         Raises:
-            ServerUnavailable: another one serves this home, or the server does not come up.
+            ServerUnavailableError: another one serves this home, or the server does not come up.
         """
         self._home.make()
         with FileLock(self._home.lock) as lock:
             if not lock.try_acquire():
-                raise ServerUnavailable(
+                raise ServerUnavailableError(
                     f"a `headrace serve` of {self._home.folder} is running already; "
                     "use it, or end it with `headrace serve --stop`"
                 )
@@ -166,7 +166,7 @@ class Supervisor:
             if self._stop.is_set():
                 return
             if server.child is None or time.monotonic() > deadline:
-                raise ServerUnavailable(
+                raise ServerUnavailableError(
                     "the Prefect server did not come up; "
                     f"the end of {self._home.prefect_log}:\n{tail(self._home.prefect_log)}"
                 )

@@ -11,7 +11,7 @@ from tasks.eyes import Eyes
 
 
 class AllEyes:
-    """Tells several eyes the same; any of them may ask for the end."""
+    """Tells several eyes, or none, the same; any of them may ask for the end."""
 
     def __init__(self, *eyes: Eyes) -> None:
         self._eyes = eyes

@@ -46,12 +46,15 @@ class Document:
 
 def read_yaml(text: str, *, environ: Mapping[str, str]) -> Document:
     """The document in `text`. It never raises: what is wrong is in `mistakes`."""
+    reader = _Reader(environ)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = None if node is None else reader.read(node, ())
     except yaml.YAMLError as error:
-        return Document(data=None, lines={}, mistakes=(_syntax_mistake(error),))
-    reader = _Reader(environ)
-    data = None if node is None else reader.read(node, ())
+        return Document(data=None, lines={}, mistakes=(_syntax_mistake(error, text),))
+    except RecursionError:
+        deep = Mistake(line=0, field="YAML", message="nested too deeply; is this the right file?")
+        return Document(data=None, lines={}, mistakes=(deep,))
     return Document(data=data, lines=reader.lines, mistakes=tuple(reader.mistakes))
 
 
@@ -63,15 +66,21 @@ def dotted(path: Path) -> str:
     return text
 
 
-def _syntax_mistake(error: yaml.YAMLError) -> Mistake:
+def _syntax_mistake(error: yaml.YAMLError, text: str) -> Mistake:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None)
     where = f", {context}" if context else ""
+    line = "" if mark is None else "".join(text.splitlines()[mark.line : mark.line + 1])
+    remedy = (
+        'inside { } and [ ] put a variable in quotes, as in "${NAME}"'
+        if "${" in line
+        else "correct the syntax (indent with spaces, quote odd text)"
+    )
     return Mistake(
         line=0 if mark is None else mark.line + 1,
         field="YAML",
-        message=f"{problem}{where}; correct the syntax (indent with spaces, quote odd text)",
+        message=f"{problem}{where}; {remedy}",
     )
 
 
@@ -90,7 +99,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
         if id(node) in self._open:
-            self._blame(node, path, "refers to itself; write the value out")
+            self._blame(path, "refers to itself; write the value out")
             return None
         self._open.add(id(node))
         try:
@@ -106,17 +115,13 @@ class _Reader:
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith(":merge"):
-                self._blame(
-                    key_node, path, "only plain keys are understood (no `<<`); write the keys out"
-                )
+                message = "only plain keys are understood (no `<<`); write the keys out"
+                self._blame(path, message, line=line)
                 continue
             key = key_node.value
             if key in found:
-                self._blame(
-                    key_node,
-                    (*path, key),
-                    f"given twice, first in line {first_lines[key]}; keep one",
-                )
+                message = f"given twice, first in line {first_lines[key]}; keep one"
+                self._blame((*path, key), message, line=line)
                 continue
             self.lines[(*path, key)] = first_lines[key] = line
             found[key] = self.read(value_node, (*path, key))
@@ -134,7 +139,7 @@ class _Reader:
             return self._loader.construct_object(scalar, deep=True)
         except (yaml.YAMLError, ValueError) as error:
             problem = getattr(error, "problem", None) or error
-            self._blame(node, path, f"value {value!r} cannot be read: {problem}; quote it")
+            self._blame(path, f"value {value!r} cannot be read: {problem}; quote it")
             return None
 
     def _with_variables(self, node: yaml.ScalarNode, path: Path) -> str:
@@ -143,7 +148,6 @@ class _Reader:
             if name is None:
                 if match[0] == "${":
                     self._blame(
-                        node,
                         path,
                         f"value {node.value!r} holds a `${{` that names no variable; write "
                         "`${NAME}` or `${NAME:-default}`, or `$${` for the characters themselves",
@@ -153,7 +157,6 @@ class _Reader:
                 return self._environ.get(name) or default
             if name not in self._environ:
                 self._blame(
-                    node,
                     path,
                     f"the environment has no variable {name}; set it, or give a default as in "
                     f"`${{{name}:-value}}`",
@@ -162,7 +165,7 @@ class _Reader:
 
         return _VARIABLE.sub(replace, node.value)
 
-    def _blame(self, node: yaml.Node, path: Path, message: str) -> None:
+    def _blame(self, path: Path, message: str, *, line: int | None = None) -> None:
         self.mistakes.append(
-            Mistake(line=node.start_mark.line + 1, field=dotted(path) or "spec", message=message)
+            Mistake(line=line or self.lines[path], field=dotted(path) or "spec", message=message)
         )

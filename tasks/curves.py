@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from storage.checkpoints.lineage import Lineage
@@ -64,9 +65,7 @@ def stitch(
 def resumes(points: Sequence[Point]) -> tuple[int, ...]:
     """The first steps after each change of attempt."""
     return tuple(
-        after.step
-        for before, after in zip(points, points[1:], strict=False)
-        if before.attempt != after.attempt
+        after.step for before, after in pairwise(points) if before.attempt != after.attempt
     )
 
 

@@ -1,4 +1,4 @@
-"""A report as a list of blocks, written out as markdown (for Prefect) or as one HTML page (for files).
+"""A report as a list of blocks, written out as markdown for Prefect or as one HTML page.
 
 Prefect's UI shows markdown tables and PNG data URIs, and strips inline SVG, so pictures are PNGs.
 """
@@ -59,7 +59,8 @@ def to_html(blocks: Sequence[Block], *, title: str) -> str:
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse}td,th{border:1px solid #bbb;padding:.25rem .6rem;text-align:left}"
+    "table{border-collapse:collapse}"
+    "td,th{border:1px solid #bbb;padding:.25rem .6rem;text-align:left}"
     "img{max-width:100%}"
 )
 

@@ -1,7 +1,7 @@
 """The run report: what a person wants to see of a run on one page, made from the ledger alone.
 
-`gather` reads, `compose` is pure, `publish` writes. It can be made at any moment, by anybody who can
-read the bucket, whether an engine lives or not.
+`gather` reads, `compose` is pure, `publish` writes. It can be made at any moment, by anybody who
+can read the bucket, whether an engine lives or not.
 """
 
 from __future__ import annotations
@@ -77,9 +77,16 @@ def publish(ledger: Ledger, folder: Path) -> str:
     return markdown
 
 
+def is_passed(record: StageRecord) -> bool:
+    """Whether the stage let the run go on; a gate that refused leaves a record, too."""
+    return bool(record.outputs.get("passed", True))
+
+
 def summary(record: StageRecord) -> str:
     """What a stage found, in one line."""
     outputs = record.outputs
+    if not is_passed(record):
+        return f"refused: {outputs['reason']}"
     match record.stage:
         case Stage.VALIDATE:
             healthy, unfit = outputs.get("healthy", ()), outputs.get("unfit", ())
@@ -90,7 +97,11 @@ def summary(record: StageRecord) -> str:
                 f"{outputs.get('tokens', 0):,} tokens of {outputs.get('documents', 0):,} documents"
             )
         case Stage.SMOKE:
-            return _scaling_text(outputs)
+            top = outputs["rungs"][-1]
+            gate = (
+                "" if outputs["gated"] else "; reported only, since ranks share this host's cores"
+            )
+            return f"efficiency {_figure(top['efficiency'])} at {top['nodes']} nodes{gate}"
         case Stage.TRAIN:
             return ", ".join(_train_figures(outputs))
         case Stage.PRUNE:
@@ -122,7 +133,10 @@ def overview(view: RunView) -> Table:
             found = last.end.decision.reason if last.end is not None else "under way"
         else:
             found = "not begun"
-        state = "finished" if record is not None else "open" if attempts else "–"
+        if record is None:
+            state = "open" if attempts else "–"
+        else:
+            state = "finished" if is_passed(record) else "refused"
         rows.append((stage.value, state, found, str(len(attempts))))
     return Table(columns=("stage", "state", "result", "attempts"), rows=tuple(rows))
 
@@ -179,21 +193,12 @@ def _scaling(record: StageRecord | None, *, min_efficiency: float) -> list[Block
     ]
     return [
         Heading(text="Scaling"),
-        Paragraph(text=_scaling_text(record.outputs)),
+        Paragraph(text=str(record.outputs["reason"])),
         Table(
             columns=("nodes", "ranks", "tokens/s", "efficiency", "gain", "slowest node"), rows=rows
         ),
         Picture(title="Scaling", png=scaling_plot(measured, min_efficiency=min_efficiency)),
     ]
-
-
-def _scaling_text(outputs: Mapping[str, Any]) -> str:
-    rungs = outputs.get("rungs", ())
-    if not rungs:
-        return "no rung was measured"
-    top = rungs[-1]
-    gate = "" if outputs.get("gated") else " (reported only: ranks here share the host's cores)"
-    return f"efficiency {_figure(top.get('efficiency'))} at {top['nodes']} nodes{gate}"
 
 
 def _loss(points: tuple[Point, ...]) -> list[Block]:

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from flows.cli import dev, inspect, plan, run, serve, store
+from flows.cli import demo, dev, inspect, plan, run, schedule, serve, store
 from storage.errors import HeadraceError, SpecError
 
 app = typer.Typer(
@@ -22,8 +22,11 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("spec")(run.spec)
+app.command("schedule")(schedule.schedule)
 app.command("status")(inspect.status)
 app.command("serve")(serve.serve)
+app.command("demo")(demo.demo)
+app.command("down")(demo.down)
 app.add_typer(store.app, name="store")
 app.add_typer(dev.app, name="dev")
 

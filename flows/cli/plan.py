@@ -3,12 +3,78 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from flows.planning import Plan, StagePlan
+    from flows.spec import PipelineSpec
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The pipeline's YAML file.")]
 
 
 def plan(spec: SpecFile) -> None:
     """Show the stages, their scripts and what would be skipped; submits nothing."""
+    from flows.loading import load_spec
+    from flows.planning import plan_run
+
+    loaded = load_spec(spec)
+    planned = plan_run(loaded)
+    console = Console()
+    console.print(f"[bold]Run {loaded.run}[/]", highlight=False)
+    for note in planned.notes:
+        console.print(f"[yellow]{escape(note)}[/]", highlight=False, soft_wrap=True)
+    console.print(_sums(loaded, planned))
+    for stage in planned.stages:
+        _show(console, stage)
+
+
+def _sums(spec: PipelineSpec, planned: Plan) -> Table:
+    train, sums = spec.train, planned.sums
+    rows = {
+        "parameters": f"{sums.num_params:,}",
+        "ranks": f"{planned.world_size:,} = {spec.cluster.nodes:,} nodes "
+        f"× {spec.cluster.ranks_per_node}",
+        "tokens a step": f"{sums.tokens_per_step:,} = {train.global_batch:,} sequences "
+        f"× {train.sequence:,}",
+        "micro-batches a rank and step": f"{sums.micro_batches_per_step:,} "
+        f"of {train.micro_batch} sequences",
+        "tokens in all": f"{sums.total_tokens:,} in {train.steps:,} steps",
+        "training FLOPs": f"{sums.flops_per_token * sums.total_tokens:.3g}",
+        "weights and optimizer a rank": _size(sums.state_bytes_per_rank),
+        "a checkpoint": f"{_size(sums.checkpoint_bytes)}, every "
+        f"{train.checkpoint.every_steps:,} steps",
+    }
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _show(console: Console, stage: StagePlan) -> None:
+    verdict = "[green]would be skipped[/]" if stage.skipped else "[cyan]would run[/]"
+    console.print(
+        f"\n[bold]{stage.stage.value}[/] {verdict}: {escape(stage.because)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for unit in stage.units:
+        on = f" on {', '.join(unit.node_list)}" if unit.node_list else ""
+        size = f"{unit.nodes} × {unit.ranks_per_node} ranks{on}"
+        console.print(f"  job {unit.name}: {unit.entry}, {size}", highlight=False, markup=False)
+    if stage.script and not stage.skipped:
+        for line in stage.script.splitlines():
+            console.print(f"    {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB"

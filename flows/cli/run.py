@@ -35,15 +35,19 @@ def run(spec: SpecFile, force: Force = None) -> None:
     from flows.pretrain import pretrain
     from flows.watchers import looking_on
 
-    console.print(f"Run {loaded.run}; its flow is shown at {ui_url}", highlight=False)
+    console.print(
+        f"Run {loaded.run}; its flow is shown at {ui_url}", highlight=False, soft_wrap=True
+    )
     total_steps = {Stage.TRAIN: loaded.train.steps, Stage.SMOKE: loaded.smoke.steps}
     with ConsoleEyes(console, total_steps=total_steps) as eyes, looking_on(eyes):
         state = pretrain(loaded, force=tuple(force or ()), return_state=True)
-    console.print(f"Report: {loaded.workdir / loaded.run / 'report.html'}", highlight=False)
+    console.print(
+        f"Report: {loaded.workdir / loaded.run / 'report.html'}", highlight=False, soft_wrap=True
+    )
     flow_run = state.state_details.flow_run_id
-    console.print(f"Flow run: {ui_url}/runs/flow-run/{flow_run}", highlight=False)
+    console.print(f"Flow run: {ui_url}/runs/flow-run/{flow_run}", highlight=False, soft_wrap=True)
     if not state.is_completed():
-        console.print(f"[bold red]{state.name}.[/]", highlight=False)
+        console.print(f"[bold red]{state.name}.[/]", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -1,0 +1,214 @@
+"""What a run would do: found out by reading alone, and without Prefect.
+
+Where store or cluster cannot be asked, that is said, and nothing counts as finished.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.opening import open_ledger
+from flows.spec import PipelineSpec
+from flows.watchers import AllEyes
+from headrace import application_folder
+from slurm.cluster import Cluster, NodeState, open_cluster
+from slurm.snapshot import Snapshot, digest_of
+from storage import embedded
+from storage.errors import SlurmError, StoreError
+from storage.keys import RunKeys
+from storage.ledger import Ledger
+from storage.records import Intent, Stage, StageRecord, Why
+from storage.shards.build import plan_shards
+from storage.shards.tokenizers import open_tokenizer
+from tasks import prune, shard, smoke, train, validate
+from tasks.context import RunContext, Unit
+from tasks.jobs import describe, resources
+from tasks.report import is_passed, summary
+from tasks.stage import find_completed
+from trainer.plan.arithmetic import RunSums, run_sums
+
+LATER = "(known after the shard stage)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """What would happen to one stage. `script` is that of its largest job."""
+
+    stage: Stage
+    skipped: bool
+    because: str
+    units: tuple[Unit, ...] = ()
+    script: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that is known before anything is submitted. `notes` say what could not be asked."""
+
+    stages: tuple[StagePlan, ...]
+    sums: RunSums
+    world_size: int
+    notes: tuple[str, ...]
+
+
+def plan_run(spec: PipelineSpec) -> Plan:
+    """The plan of the run that `spec` names.
+
+    Raises:
+        SpecError: no file matches an input, or a tokenizer or a model does not fit.
+    """
+    world_size = spec.cluster.nodes * spec.cluster.ranks_per_node
+    vocab = open_tokenizer(spec.data).vocab
+    sums = run_sums(spec.train, tokenizer_vocab=vocab, world_size=world_size)
+    notes: list[str] = []
+    with ExitStack() as stack:
+        ledger = _ledger(spec, stack, notes)
+        cluster = open_cluster(spec.cluster, workdir=spec.workdir)
+        nodes = _nodes(cluster, notes)
+        planner = _Planner(spec=spec, context=_context(spec, cluster, ledger), nodes=nodes)
+        stages = tuple(planner.plans())
+    return Plan(stages=stages, sums=sums, world_size=world_size, notes=tuple(notes))
+
+
+class _BlankLedger(Ledger):
+    """The ledger of a store that cannot be read."""
+
+    def __init__(self, keys: RunKeys) -> None:
+        self.keys = keys
+
+    def stage_records(self, stage: Stage) -> tuple[StageRecord, ...]:
+        del stage
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planner:
+    spec: PipelineSpec
+    context: RunContext
+    nodes: tuple[NodeState, ...]
+
+    def plans(self) -> Iterator[StagePlan]:
+        """The stages in their order; what one needs from another that would run is not known yet."""
+        context, spec, nodes = self.context, self.spec, self.nodes
+        validated = self._find(
+            Stage.VALIDATE,
+            lambda: validate.inputs(context, spec.validation, nodes),
+            expires_h=spec.validation.expires_h,
+        )
+        chosen = validate.candidates(context, spec.validation, nodes) if nodes else None
+        probes = () if chosen is None else validate.units(chosen, spec.validation)
+        yield self._plan(Stage.VALIDATE, probes, validated)
+        job = plan_shards(spec.data)
+        shards = self._find(Stage.SHARD, lambda: shard.inputs(job))
+        yield self._plan(Stage.SHARD, shard.units(job), shards)
+        key = LATER if shards is None else str(shards.outputs["manifest_key"])
+        rungs = smoke.units(context, spec.smoke, train=spec.train, manifest_key=key)
+        climbed = shards and self._find(
+            Stage.SMOKE,
+            lambda: smoke.inputs(context, spec.smoke, train=spec.train, manifest_key=key),
+        )
+        yield self._plan(Stage.SMOKE, rungs, climbed)
+        trained = shards and self._find(
+            Stage.TRAIN, lambda: train.inputs(context, spec.train, manifest_key=key)
+        )
+        units = train.units(context, spec.train, manifest_key=key)
+        yield self._plan(Stage.TRAIN, units, trained)
+        pruned = trained and self._find(
+            Stage.PRUNE, lambda: prune.inputs(context.ledger, spec.retention)
+        )
+        yield self._plan(Stage.PRUNE, prune.units(spec.retention), pruned)
+
+    def _find(
+        self,
+        stage: Stage,
+        inputs: Callable[[], Mapping[str, Any]],
+        *,
+        expires_h: float | None = None,
+    ) -> StageRecord | None:
+        if isinstance(self.context.ledger, _BlankLedger):
+            return None
+        return find_completed(self.context, stage, inputs=inputs(), expires_h=expires_h)
+
+    def _plan(self, stage: Stage, units: tuple[Unit, ...], found: StageRecord | None) -> StagePlan:
+        skipped = found is not None and is_passed(found)
+        if found is None:
+            because = "nothing finished of this spec, these inputs and this code"
+        elif skipped:
+            because = f"finished {found.at:%Y-%m-%d %H:%M} UTC: {summary(found)}"
+        else:
+            because = f"measured anew, since it was {summary(found)}"
+        return StagePlan(
+            stage=stage,
+            skipped=skipped,
+            because=because,
+            units=units,
+            script=self._script(stage, max(units, key=lambda unit: unit.nodes)) if units else "",
+        )
+
+    def _script(self, stage: Stage, unit: Unit) -> str:
+        context = self.context
+        intent = Intent(
+            run=context.run,
+            stage=stage,
+            unit=unit.name,
+            attempt=1,
+            token=f"{context.run}-{stage}-0001-{'0' * 16}",
+            nonce="0" * 16,
+            cluster="",
+            user=getpass.getuser(),
+            why=Why.FIRST,
+            after=None,
+            nodes=unit.nodes,
+            ranks_per_node=unit.ranks_per_node,
+            node_list=unit.node_list,
+            fingerprint="",
+            created_at=datetime.now(UTC),
+        )
+        asked = resources(context, unit, excluded=tuple(context.cluster_spec.exclude))
+        return context.cluster.script(describe(context, intent, unit), asked)
+
+
+def _ledger(spec: PipelineSpec, stack: ExitStack, notes: list[str]) -> Ledger:
+    blank = _BlankLedger(RunKeys(prefix=spec.store.prefix, run=spec.run))
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    if server is not None and not server.status().running:
+        notes.append("The embedded store is not running, so nothing counts as finished here.")
+        return blank
+    try:
+        _, ledger = stack.enter_context(open_ledger(spec))
+        ledger.run_record()
+    except StoreError as error:
+        notes.append(f"The store cannot be read, so nothing counts as finished here: {error}")
+        return blank
+    return ledger
+
+
+def _nodes(cluster: Cluster, notes: list[str]) -> tuple[NodeState, ...]:
+    try:
+        return cluster.nodes()
+    except SlurmError as error:
+        notes.append(f"The cluster does not say which nodes it has: {error}")
+        return ()
+
+
+def _context(spec: PipelineSpec, cluster: Cluster, ledger: Ledger) -> RunContext:
+    digest = digest_of(application_folder())
+    snapshot = Snapshot(
+        path=spec.workdir / "code" / digest, digest=digest, git_commit=None, git_dirty=None
+    )
+    return RunContext(
+        run=spec.run,
+        workdir=spec.workdir,
+        cluster=cluster,
+        cluster_spec=spec.cluster,
+        retry=spec.retry,
+        store=spec.store,
+        ledger=ledger,
+        snapshot=snapshot,
+        eyes=AllEyes(),
+    )
