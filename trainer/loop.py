@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from storage.checkpoints.load import load_newest
 from storage.checkpoints.save import save_checkpoint
+from storage.errors import SpecError
 from storage.job import JobExit
 from storage.records import ExitCode
 from trainer.engine import Engine
@@ -88,13 +89,15 @@ class _Training:
 
     def _resume(self) -> float | None:
         """Loads the newest commit, if there is one, and returns the loss at its step."""
+        state = self._state()
         commit = load_newest(
             self._context,
-            self._engine.state.tensors(),
+            state,
             model_hash=self._model_hash,
             dataset_id=self._engine.manifest.dataset_id,
         )
         if commit is not None:
+            self._require_same_order(state["data_order"])
             self._engine.state.loaded()
             self._cursor = Cursor.of(commit)
             self._say(f"resumed from step {commit.step} of attempt {commit.attempt}")
@@ -103,6 +106,21 @@ class _Training:
         self._logged_step = self._cursor.step
         self._clock.read(steps=1)
         return None if commit is None else commit.metrics.get("loss")
+
+    def _state(self) -> dict[str, Any]:
+        """What is saved: the tensors, and what gives the count of consumed samples its meaning."""
+        order = {"seed": self._train.seed, "sequence": self._train.sequence}
+        return {**self._engine.state.tensors(), "data_order": order}
+
+    def _require_same_order(self, saved: dict[str, int]) -> None:
+        for name, value in saved.items():
+            here = getattr(self._train, name)
+            if here != value:
+                raise SpecError(
+                    f"train.{name} {here} must stay {value}: the run's samples so far were "
+                    "consumed in the order that it gives; set it back, or start a run under a "
+                    "new name"
+                )
 
     def _step(self) -> StepResult:
         start = time.perf_counter()
@@ -171,7 +189,7 @@ class _Training:
             self._metrics.upload()
             commit = save_checkpoint(
                 self._context,
-                engine.state.tensors(),
+                self._state(),
                 step=self._cursor.step,
                 mesh={SHARD_AXIS: engine.mesh.size()},
                 samples_consumed=self._cursor.samples_consumed,

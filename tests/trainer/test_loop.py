@@ -133,6 +133,18 @@ def test_a_run_that_is_finished_already_only_says_so(bench: Bench) -> None:
     assert [commit.attempt for commit in commits(bench)] == [1, 1]
 
 
+def refused(identity: RankIdentity, job: JobDescription) -> str:
+    with pytest.raises(SpecError) as error:
+        run_job(identity, job)
+    return str(error.value)
+
+
+def test_the_order_of_samples_cannot_be_changed_in_the_middle_of_a_run(bench: Bench) -> None:
+    run_distributed_test(run_and_be_signalled, 1, bench.job(), 0, "train", 3)
+    (error,) = run_distributed_test(refused, 1, bench.job(changed(seed=7), attempt=2))
+    assert error.startswith("train.seed 7 must stay 0")
+
+
 def close(bench: Bench, job: JobDescription) -> None:
     end = End(
         diagnosis=Diagnosis(kind=Kind.LOST),

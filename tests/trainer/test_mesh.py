@@ -46,17 +46,18 @@ def test_ranks_that_never_come_are_not_awaited_for_ever() -> None:
         start_process_group(identity, device=CPU, timeout_s=1)
 
 
-def listening(identity: RankIdentity) -> set[str]:
+def listening(identity: RankIdentity) -> tuple[set[str], str]:
     import psutil
 
     start_process_group(identity, device=CPU, timeout_s=60)
     sockets = psutil.Process().net_connections("tcp")
-    return {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+    addresses = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+    return addresses, os.environ["GLOO_SOCKET_IFNAME"]
 
 
 @pytest.mark.distributed
 def test_a_rank_listens_on_the_masters_side_only() -> None:
-    assert run_distributed_test(listening, 2) == [{"127.0.0.1"}] * 2
+    assert run_distributed_test(listening, 2) == [({"127.0.0.1"}, "lo")] * 2
 
 
 def wait_for_a_stopped_peer(identity: RankIdentity) -> str:

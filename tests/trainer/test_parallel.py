@@ -43,7 +43,8 @@ def step(
     for tokens, wanted in zip(
         inputs[mine].split(micro_batch), targets[mine].split(micro_batch), strict=True
     ):
-        part = partial_loss(model(tokens), wanted, valid_tokens=valid)
+        logits = model(tokens)
+        part = partial_loss(logits, wanted, valid_tokens=valid)
         part.backward()
         loss += part.detach()
     parameters = list(model.parameters())
@@ -56,7 +57,13 @@ def step(
         assert isinstance(parameter.grad, DTensor)
         assert parameter.dtype == parameter.grad.dtype == torch.float32
         clipped[name] = parameter.grad.full_tensor().clone()
-    return {"loss": whole_loss, "norm": squares**0.5, "clipped": clipped, "comm_s": clock.seconds}
+    return {
+        "loss": whole_loss,
+        "norm": squares**0.5,
+        "clipped": clipped,
+        "comm_s": clock.seconds,
+        "dtype": logits.dtype,
+    }
 
 
 def alone() -> Mapping[str, Any]:
@@ -73,7 +80,7 @@ def alone() -> Mapping[str, Any]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 8), (1, 2), (2, 4), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 2), (2, 1), (4, 2)])
 def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_its_norm(
     world_size: int, micro_batch: int
 ) -> None:
@@ -91,7 +98,7 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_its_norm(
 def test_bfloat16_computes_in_it_and_keeps_weights_and_gradients_in_float32() -> None:
     expected = alone()
     for got in run_distributed_test(step, 2, 4, "bfloat16"):
-        assert got["loss"] != expected["loss"]
+        assert got["dtype"] == torch.bfloat16
         assert got["loss"] == pytest.approx(expected["loss"], rel=1e-2)
         assert got["norm"] == pytest.approx(expected["norm"], rel=5e-2)
 
