@@ -155,7 +155,9 @@ class JsonLoadPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         path = self.mappings[read_item.dest_index.fqn]
         loaded = json.loads(value.getvalue())
-        if isinstance(get_element(self.original_state_dict, path), tuple):
+        if isinstance(loaded, list) and isinstance(
+            get_element(self.original_state_dict, path), tuple
+        ):
             loaded = tuple(loaded)
         set_element(self.original_state_dict, path, loaded)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from awscrt.checksums import crc64nvme
+from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
+from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
 from storage.checkpoints.commits import newest_commit
 from storage.checkpoints.layout import METADATA_NAME, crc_text
@@ -87,7 +88,7 @@ def test_a_late_rank_is_waited_for_and_a_dead_one_leaves_no_commit(
     intent, spec = start(ledger), ledger.store.spec
     breakable_ranks.values(work.expected, 1.0)
     breakable_ranks.values(work.set_group_timeout, 4.0)
-    late = breakable_ranks.values(work.save_with_late_last_rank, spec, intent, 10, 5.0)
+    late = breakable_ranks.values(work.save_with_late_first_rank, spec, intent, 10, 5.0)
     assert newest_commit(ledger) == late[0].ref
     breakable_ranks.values(work.set_group_timeout, 60.0)
 
@@ -162,7 +163,7 @@ def test_torch_s_own_save_and_load_work_with_our_writer_and_reader(ledger: Ledge
         str(dtype): torch.arange(40).reshape(5, 8).to(dtype).t() for dtype in dtypes
     } | {"empty": torch.empty(0, 3), "scalar": torch.tensor(7), "nested": {"x": [1, "a"]}}
     writer = ObjectStoreWriter(ledger.store, "any/folder/", rank=0, object_bytes=256)
-    dcp.save(state, storage_writer=writer, planner=JsonSavePlanner(), no_dist=True)
+    save_by_torch(state, storage_writer=writer, planner=JsonSavePlanner(), no_dist=True)
     assert len(writer.files) > 2
     commit = _commit_of(ledger, writer)
     target: dict[str, Any] = {
@@ -171,7 +172,7 @@ def test_torch_s_own_save_and_load_work_with_our_writer_and_reader(ledger: Ledge
         if isinstance(value, torch.Tensor)
     } | {"nested": {"x": None}}
     reader = ObjectStoreReader(ledger.store, commit)
-    dcp.load(target, storage_reader=reader, planner=JsonLoadPlanner(), no_dist=True)
+    load_by_torch(target, storage_reader=reader, planner=JsonLoadPlanner(), no_dist=True)
     assert target.pop("nested") == state.pop("nested")
     for name, value in state.items():
         assert target[name].dtype == value.dtype

@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -155,18 +155,21 @@ def save_with_object_on_last_rank(spec: StoreSpec, intent: Intent) -> Commit:
     return save_state(context, state, step=10)
 
 
-def save_with_late_last_rank(spec: StoreSpec, intent: Intent, step: int, late_s: float) -> Commit:
-    """The last rank's part comes later than the process group would wait."""
-    return _save_meddled(spec, intent, step, 60, lambda: time.sleep(late_s))
+def save_with_late_first_rank(spec: StoreSpec, intent: Intent, step: int, late_s: float) -> Commit:
+    """The others have to wait for rank 0 longer than the process group would."""
+    context = make_context(spec, intent)
+    meddle = (lambda: time.sleep(late_s)) if context.identity.rank == 0 else None
+    return _save_meddled(context, step, 60, meddle)
 
 
 def save_and_die_before_done(
     spec: StoreSpec, intent: Intent, step: int, deadline_s: float
 ) -> Commit:
     """The last rank is killed with its data in the store and its record not."""
-    return _save_meddled(
-        spec, intent, step, deadline_s, lambda: os.kill(os.getpid(), signal.SIGKILL)
-    )
+    context = make_context(spec, intent)
+    is_last = context.identity.rank == context.identity.world_size - 1
+    meddle = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if is_last else None
+    return _save_meddled(context, step, deadline_s, meddle)
 
 
 def set_group_timeout(timeout_s: float) -> None:
@@ -174,14 +177,13 @@ def set_group_timeout(timeout_s: float) -> None:
 
 
 def _save_meddled(
-    spec: StoreSpec, intent: Intent, step: int, deadline_s: float, meddle: Callable[[], None]
+    context: JobContext, step: int, deadline_s: float, meddle: Callable[[], None] | None
 ) -> Commit:
-    context = make_context(spec, intent)
-    is_last = context.identity.rank == context.identity.world_size - 1
+    """Has `meddle` happen where this rank's done record is due."""
     put = context.store.put
 
     def meddled(key: str, body: bytes) -> None:
-        if is_last and "/done." in key:
+        if meddle is not None and "/done." in key:
             meddle()
         put(key, body)
 
@@ -231,7 +233,7 @@ def bytes_read_for_large(spec: StoreSpec, commit: Commit) -> tuple[int, int]:
     """Bytes that this rank read for its share of the large tensor, and bytes of that share."""
     state = make_large()
     reader = ObjectStoreReader(open_store(spec), commit)
-    dcp.load(state, storage_reader=reader, planner=JsonLoadPlanner())
+    load_by_torch(state, storage_reader=reader, planner=JsonLoadPlanner())
     local = state["large"].to_local()
     assert local.flatten()[0] == local.numel() * dist.get_rank()
     return reader.bytes_read, local.nbytes
