@@ -1,0 +1,1 @@
+"""Ours beside its peers, alternating in one run. Not tests: nothing here fails on a figure."""
