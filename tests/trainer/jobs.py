@@ -36,7 +36,7 @@ TINY = TrainSpec(
     validate_batches=2,
     log_every_steps=1,
     start_timeout_s=60,
-    step_timeout_s=30,
+    step_timeout_s=100,
 )
 
 

@@ -4,16 +4,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from storage.job import JobContext, JobDescription, RankIdentity
 from storage.records import ExitCode, Stage
 from tests.trainer.distributed import start_ranks
 from tests.trainer.jobs import Bench
 from trainer.parallel.clock import CollectiveClock
+from trainer.parallel.mesh import start_process_group
 from trainer.spec import WatchdogSpec
 from trainer.vitals.watchdog import Watchdog, hang_limit_s
 
-SPEC = WatchdogSpec(factor=10, floor_s=0.5)
+SPEC = WatchdogSpec(factor=10, floor_s=2)
 
 
 def test_the_limit_grows_with_the_median_step_and_has_a_floor() -> None:
@@ -23,11 +26,14 @@ def test_the_limit_grows_with_the_median_step_and_has_a_floor() -> None:
     assert hang_limit_s([8.0, 9.0, 8.0], spec=spec) == 80
 
 
-def hang(identity: RankIdentity, job: JobDescription, log: Path, waiting: tuple[int, ...]) -> None:
+def hang(identity: RankIdentity, job: JobDescription, logs: Path, waiting: tuple[int, ...]) -> None:
     """Makes two steps, then none; the ranks in `waiting` stand in a collective."""
-    sys.stderr = log.open("w")
+    sys.stderr = (logs / f"rank.{identity.rank}.log").open("w")
     collectives = CollectiveClock()
-    with Watchdog(JobContext(job, identity), spec=SPEC, collectives=collectives) as watchdog:
+    context = JobContext(job, identity)
+    start_process_group(identity, device=torch.device("cpu"), timeout_s=60)
+    dist.barrier()
+    with Watchdog(context, spec=SPEC, collectives=collectives) as watchdog:
         watchdog.stepped(1)
         watchdog.stepped(2)
         collectives.is_waiting = identity.rank in waiting
@@ -44,8 +50,7 @@ def hang(identity: RankIdentity, job: JobDescription, log: Path, waiting: tuple[
 def test_a_rank_without_steps_leaves_and_says_who_is_stuck(
     bench: Bench, waiting: tuple[int, ...], rank: int | None, node: str
 ) -> None:
-    log = bench.folder / "stacks.log"
-    ranks = start_ranks(hang, 2, bench.job(), log, waiting, nodes=2)
+    ranks = start_ranks(hang, 2, bench.job(), bench.folder, waiting, nodes=2)
     try:
         assert [each.exit_code() for each in ranks] == [ExitCode.HANG] * 2
     finally:
@@ -56,7 +61,7 @@ def test_a_rank_without_steps_leaves_and_says_who_is_stuck(
     assert attempt.exit is not None
     assert (attempt.exit.code, attempt.exit.rank, attempt.exit.node) == (ExitCode.HANG, rank, node)
     assert "no step since step 2" in attempt.exit.error
-    assert "in hang" in log.read_text()
+    assert "in hang" in (bench.folder / "rank.1.log").read_text()
 
 
 def pause(identity: RankIdentity, job: JobDescription) -> str:
@@ -64,7 +69,7 @@ def pause(identity: RankIdentity, job: JobDescription) -> str:
         watchdog.stepped(1)
         watchdog.stepped(2)
         with watchdog.suspended():
-            time.sleep(3 * SPEC.floor_s)
+            time.sleep(2 * SPEC.floor_s)
     return "alive"
 
 
