@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.actions import (
+    DeploymentScheduleCreate,
+    DeploymentUpdate,
+    WorkPoolCreate,
+)
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flows import Flow
@@ -119,7 +123,7 @@ def schedule(spec: PipelineSpec, *, cron: str, timezone: str) -> None:
     hourly = CronSchedule(cron=HOURLY.cron or "", timezone=timezone)
     with get_client(sync_client=True) as client:
         for deployment, rhythm in ((NIGHTLY, when), (HOURLY, hourly)):
-            _deploy(
+            _create(
                 client,
                 deployment,
                 parameters={**deployment.parameters, "spec": spec.model_dump(mode="json")},
@@ -127,33 +131,47 @@ def schedule(spec: PipelineSpec, *, cron: str, timezone: str) -> None:
             )
 
 
-def _deploy(
-    client: SyncPrefectClient,
-    deployment: Deployment,
-    *,
-    parameters: Mapping[str, Any] | None = None,
-    schedules: list[DeploymentScheduleCreate] | None = None,
-) -> None:
+def _deploy(client: SyncPrefectClient, deployment: Deployment) -> None:
     try:
         found = client.read_deployment_by_name(deployment.full_name)
     except ObjectNotFound:
-        found = None
-        if schedules is None and deployment.cron is not None:
+        schedules = []
+        if deployment.cron is not None:
             rhythm = CronSchedule(cron=deployment.cron, timezone=TIMEZONE)
             schedules = [DeploymentScheduleCreate(schedule=rhythm, active=False)]
-    if parameters is None:
-        parameters = found.parameters if found is not None else deployment.parameters
+        _create(client, deployment, parameters=deployment.parameters, schedules=schedules)
+    else:
+        client.update_deployment(found.id, DeploymentUpdate(**_code_of(deployment)))
+
+
+def _create(
+    client: SyncPrefectClient,
+    deployment: Deployment,
+    *,
+    parameters: Mapping[str, Any],
+    schedules: list[DeploymentScheduleCreate],
+) -> None:
+    """Makes it, or replaces all that it says."""
     client.create_deployment(
         flow_id=client.create_flow_from_name(deployment.flow.name),
         name=deployment.name,
-        description=deployment.description,
-        entrypoint=deployment.entrypoint,
-        work_pool_name=POOL,
-        work_queue_name=deployment.queue,
-        job_variables=job_variables(),
         parameters=dict(parameters),
         schedules=schedules,
-        parameter_openapi_schema=parameter_schema(deployment.flow).model_dump(exclude_unset=True),
-        enforce_parameter_schema=True,
-        pull_steps=[],
+        **_code_of(deployment),
     )
+
+
+def _code_of(deployment: Deployment) -> dict[str, Any]:
+    """What belongs to the code and not to a person."""
+    return {
+        "description": deployment.description,
+        "entrypoint": deployment.entrypoint,
+        "work_pool_name": POOL,
+        "work_queue_name": deployment.queue,
+        "job_variables": job_variables(),
+        "parameter_openapi_schema": parameter_schema(deployment.flow).model_dump(
+            exclude_unset=True
+        ),
+        "enforce_parameter_schema": True,
+        "pull_steps": [],
+    }

@@ -46,8 +46,9 @@ ENDING_STATES = frozenset({StateType.CANCELLING, StateType.CANCELLED})
 
 
 Progress = tuple[int, Mapping[str, float]]
-Note = State[Any] | list[str] | Progress
-"""A state ends the attempt; a list is lines of log; a pair is a step and its numbers."""
+Note = Attempt | list[str] | Progress | None
+"""A closed attempt ends its task run, and so does None: the flow ended first. A list is lines of
+log, a pair is a step and its numbers."""
 
 
 class AttemptNotes:
@@ -61,7 +62,7 @@ class AttemptNotes:
 
     def tell(self, note: Note) -> None:
         self._queue.put(note)
-        if isinstance(note, State):
+        if note is None or isinstance(note, Attempt):
             self._ended.set()
 
     def take(self) -> Iterator[Note]:
@@ -154,9 +155,9 @@ def show_attempt(notes: AttemptNotes) -> State[Any]:
     voice = _Voice(notes)
     while True:
         for note in notes.take():
-            if isinstance(note, State):
+            if note is None or isinstance(note, Attempt):
                 voice.speak()
-                return note
+                return final_state(note)
             voice.hear(note)
         voice.speak()
         notes.rest()
@@ -196,7 +197,7 @@ class PrefectEyes:
     ) -> None:
         self._left.set()
         for notes in self._notes.values():
-            notes.tell(Crashed(message="the flow ended before the attempt; its job goes on"))
+            notes.tell(None)
         for future in self._futures:
             future.wait()
         self._writer.shutdown()
@@ -238,7 +239,7 @@ class PrefectEyes:
 
     def attempt_closed(self, attempt: Attempt) -> None:
         self.attempt_opened(attempt)
-        self._notes.pop((attempt.intent.stage, attempt.number)).tell(final_state(attempt))
+        self._notes.pop((attempt.intent.stage, attempt.number)).tell(attempt)
 
     def say(self, message: str) -> None:
         self._logger.info(message)
@@ -286,8 +287,13 @@ class PrefectEyes:
                 client.set_task_run_state(run.id, lost, force=True)
 
 
-def final_state(attempt: Attempt) -> State[Any]:
-    """How the task run of a closed attempt ends."""
+def final_state(attempt: Attempt | None) -> State[Any]:
+    """How the task run of a closed attempt ends.
+
+    Made by the task itself: Prefect drops a state that is older than the one before it.
+    """
+    if attempt is None:
+        return Crashed(message="the flow ended before the attempt; its job goes on")
     if is_success(attempt):
         return Completed(message=end_text(attempt))
     if is_stopped(attempt):

@@ -93,7 +93,7 @@ class _Planner:
     nodes: tuple[NodeState, ...]
 
     def plans(self) -> Iterator[StagePlan]:
-        """The stages in their order; what one needs from another that would run is not known yet."""
+        """The stages in their order; what one needs of another that would run is not known yet."""
         context, spec, nodes = self.context, self.spec, self.nodes
         validated = self._find(
             Stage.VALIDATE,

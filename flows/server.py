@@ -83,7 +83,10 @@ def find_server(home: Home) -> ServerRecord | None:
     if not home.is_served():
         return None
     record = home.read_record()
-    return record if record is not None and record.ready and is_healthy(record.api_url) else None
+    # A supervisor that was killed leaves a record, and maybe a server that its successor ends soon.
+    if record is None or not record.ready or record.supervisor.find() is None:
+        return None
+    return record if is_healthy(record.api_url) else None
 
 
 def is_healthy(api_url: str) -> bool:

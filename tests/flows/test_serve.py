@@ -1,0 +1,177 @@
+"""`headrace serve`: one person's Prefect, behind a password, that nothing but its owner ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+import headrace
+from flows.deploy import job_variables
+from flows.home import SERVER, WORKER, Home, ServerRecord
+from flows.server import POOL, find_server
+from tests.flows.waiting import wait_for
+
+SLOW_FLOW = """
+import time
+from pathlib import Path
+from prefect import flow
+
+@flow
+def slow(folder: str) -> str:
+    Path(folder, "begun").touch()
+    while not Path(folder, "go on").exists():
+        time.sleep(0.1)
+    return "done"
+"""
+
+
+class Serving:
+    """A home, and the command line of its owner."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = Home(folder=folder / "home")
+        self.folder = folder
+
+    def headrace(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            headrace.command(*arguments),
+            cwd=self.folder,
+            env=self._environ(),
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+
+    def _environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if "PREFECT" not in name}
+        return kept | {"HEADRACE_HOME": str(self.home.folder)}
+
+    @property
+    def record(self) -> ServerRecord:
+        found = find_server(self.home)
+        assert found is not None
+        return found
+
+    def child(self, name: str) -> psutil.Process | None:
+        record = self.home.read_record()
+        assert record is not None
+        return next((one.process.find() for one in record.children if one.name == name), None)
+
+    def client(self):
+        settings = {
+            PREFECT_API_URL: self.record.api_url,
+            PREFECT_API_AUTH_STRING: self.home.auth_string(),
+        }
+        return temporary_settings(settings)
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    serving = Serving(tmp_path_factory.mktemp("serving"))
+    told = serving.headrace("serve", "--background")
+    try:
+        assert told.returncode == 0, told.stderr
+        assert f"Prefect is at {serving.record.ui_url}" in told.stdout
+        assert str(serving.home.auth) in told.stdout
+        assert serving.home.auth_string() not in told.stdout
+        yield serving
+    finally:
+        serving.headrace("serve", "--stop")
+
+
+def test_nobody_is_let_in_without_the_password(serving: Serving) -> None:
+    url = f"{serving.record.api_url}/admin/version"
+    assert serving.record.ui_url.startswith("http://127.0.0.1:")
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, auth=("headrace", "guess")).status_code == 401
+    user, password = serving.home.auth_string().split(":")
+    assert httpx.get(url, auth=(user, password)).status_code == 200
+    assert httpx.get(serving.record.ui_url, follow_redirects=True).status_code == 200
+
+
+def test_it_reports_to_nobody_and_keeps_its_state_in_its_home(serving: Serving) -> None:
+    user, password = serving.home.auth_string().split(":")
+    found = httpx.get(f"{serving.record.api_url}/admin/settings", auth=(user, password)).json()
+    assert found["server"]["analytics_enabled"] is False
+    assert found["server"]["ui"]["show_promotional_content"] is False
+    assert found["home"] == str(serving.home.prefect)
+
+
+def test_a_second_one_is_refused_and_asking_again_finds_the_first(serving: Serving) -> None:
+    told = serving.headrace("serve")
+    assert told.returncode == 1
+    assert "is running already" in told.stderr
+    assert "Traceback" not in told.stderr
+    again = serving.headrace("serve", "--background")
+    assert again.returncode == 0
+    assert serving.record.ui_url in again.stdout
+
+
+def test_a_flow_run_outlives_its_worker_and_the_worker_comes_back(
+    serving: Serving, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_flow.py").write_text(SLOW_FLOW)
+    variables = job_variables()
+    variables["env"]["PYTHONPATH"] = str(tmp_path)
+    with serving.client(), get_client(sync_client=True) as client:
+        deployment = client.create_deployment(
+            flow_id=client.create_flow_from_name("slow"),
+            name="slow",
+            entrypoint="slow_flow.slow",
+            work_pool_name=POOL,
+            job_variables=variables,
+            pull_steps=[],
+        )
+        run = client.create_flow_run_from_deployment(
+            deployment, parameters={"folder": str(tmp_path)}
+        )
+        wait_for("the flow to begin", (tmp_path / "begun").exists)
+        worker = serving.child(WORKER)
+        assert worker is not None
+        worker.kill()
+        wait_for("another worker", lambda: serving.child(WORKER) not in (None, worker))
+        (tmp_path / "go on").touch()
+
+        def ended() -> str | None:
+            state = client.read_flow_run(run.id).state
+            return state.name if state is not None and state.is_final() else None
+
+        assert wait_for("the flow run to end", ended) == "Completed"
+
+
+def test_stopping_leaves_nothing_and_the_next_one_is_at_the_same_address(
+    serving: Serving,
+) -> None:
+    before = serving.record
+    supervisor = before.supervisor.find()
+    server, worker = serving.child(SERVER), serving.child(WORKER)
+    assert supervisor is not None
+    assert server is not None
+    assert worker is not None
+    supervisor.kill()
+    supervisor.wait(timeout=30)
+    assert server.is_running()
+    assert worker.is_running()
+    told = serving.headrace("serve", "--background")
+    assert told.returncode == 0, told.stderr
+    assert serving.record.api_url == before.api_url
+    assert not server.is_running()
+    assert not worker.is_running()
+    children = [serving.child(SERVER), serving.child(WORKER)]
+    assert serving.headrace("serve", "--stop").stdout.startswith("Stopped")
+    assert find_server(serving.home) is None
+    deadline = time.monotonic() + 30
+    while any(one is not None and one.is_running() for one in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert serving.headrace("serve", "--stop").stdout == "Nothing was running.\n"
