@@ -22,7 +22,7 @@ from storage.records import RankDone
 METADATA_NAME = "metadata.json"
 VALUE_BYTES = 64 * 2**10
 
-Path = tuple[str | int, ...]
+StatePath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TensorLayout:
 
     dtype: str
     shape: tuple[int, ...]
-    path: Path
+    path: StatePath
     chunks: tuple[Chunk, ...]
 
 
@@ -55,7 +55,7 @@ class ValueLayout:
     """A JSON value, as the text that `json.dumps` gave: no second encoder may touch it."""
 
     text: str
-    path: Path
+    path: StatePath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,28 +81,27 @@ def merge(parts: Iterable[Layout]) -> Layout:
         CheckpointError: parts contradict each other, or do not tile every tensor.
     """
     tensors: dict[str, TensorLayout] = {}
+    chunks: dict[str, list[Chunk]] = {}
     values: dict[str, ValueLayout] = {}
     for part in parts:
+        values.update(part.values)
         for name, tensor in part.tensors.items():
-            known = tensors.get(name)
-            if known is None:
-                tensors[name] = tensor
-                continue
+            known = tensors.setdefault(name, tensor)
             if (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
                 raise CheckpointError(
                     f"ranks disagree on {name!r}: {known.dtype} {list(known.shape)} on one, "
                     f"{tensor.dtype} {list(tensor.shape)} on another; all must build one model"
                 )
-            tensors[name] = replace(known, chunks=(*known.chunks, *tensor.chunks))
-        values.update(part.values)
+            chunks.setdefault(name, []).extend(tensor.chunks)
     for name, tensor in tensors.items():
-        held = sum(math.prod(chunk.lengths) for chunk in tensor.chunks)
+        held = sum(math.prod(chunk.lengths) for chunk in chunks[name])
         if held != math.prod(tensor.shape):
             raise CheckpointError(
                 f"the ranks wrote {held} elements of {name!r}, which has "
                 f"{math.prod(tensor.shape)}; every element must be written exactly once"
             )
-    return Layout(tensors=tensors, values=values)
+    whole = {name: replace(tensor, chunks=tuple(chunks[name])) for name, tensor in tensors.items()}
+    return Layout(tensors=whole, values=values)
 
 
 def value_text(name: str, value: object) -> str:

@@ -86,7 +86,7 @@ def test_a_late_rank_is_waited_for_and_a_dead_one_leaves_no_commit(
 ) -> None:
     """Late means later than the process group's time-out, which would break the group for good."""
     intent, spec = start(ledger), ledger.store.spec
-    breakable_ranks.values(work.expected, 1.0)
+    breakable_ranks.values(work.save, spec, intent, 5, 1.0)
     breakable_ranks.values(work.set_group_timeout, 4.0)
     late = breakable_ranks.values(work.save_with_late_first_rank, spec, intent, 10, 5.0)
     assert newest_commit(ledger) == late[0].ref

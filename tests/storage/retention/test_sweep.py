@@ -337,8 +337,10 @@ def test_killed_after_any_change_and_run_again_it_ends_in_the_same_place(
     while True:
         demo = Run(store, f"demo-{survive}")
         demo.attempt(1, ended=True)
-        demo.saved(10, 20, 30)
-        demo.data(35)
+        (source,) = demo.saved(10)
+        demo.data(15)
+        demo.attempt(2, source=source)
+        demo.saved(20, 30, 40, attempt=2)
         with monkeypatch.context() as patched:
             calls_that_change(store, patched, survive)
             try:
@@ -347,11 +349,11 @@ def test_killed_after_any_change_and_run_again_it_ends_in_the_same_place(
             except _KilledError:
                 finished = False
         left = {commit.step for commit in counting_commits(demo.ledger)}
-        assert {20, 30} <= left
+        assert {10, 30, 40} <= left
         for commit in counting_commits(demo.ledger):
             assert store.head(commit.files[0].key) is not None
         demo.sweep("s2")
-        assert demo.steps() == [20, 30], f"killed after {survive} changes"
+        assert demo.steps() == [10, 30, 40], f"killed after {survive} changes"
         if finished:
             break
         survive += 1
