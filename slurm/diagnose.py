@@ -320,12 +320,9 @@ def _absent_nodes(evidence: Evidence) -> tuple[str, ...]:
 def _silent_nodes(evidence: Evidence) -> tuple[str, ...]:
     """Nodes whose heartbeat stopped clearly before the last one of the others."""
     beats = evidence.attempt.heartbeats
-    if len(beats) < 2:
-        return ()
-    last = max(beat.at for beat in beats)
+    last = max((beat.at for beat in beats), default=evidence.now)
     limit = timedelta(seconds=SILENT_HEARTBEATS * evidence.heartbeat_s)
-    silent = tuple(beat.node for beat in beats if last - beat.at >= limit)
-    return silent if len(silent) < len(beats) else ()
+    return tuple(beat.node for beat in beats if last - beat.at >= limit)
 
 
 def _lagging_nodes(evidence: Evidence) -> tuple[str, ...]:

@@ -71,6 +71,13 @@ def test_the_same_job_requeued_asks_to_be_resumed(here: Workplace) -> None:
 
 
 @pytest.mark.s3
+def test_a_job_passes_its_start_once(here: Workplace) -> None:
+    job = here.job()
+    assert started(job) is None
+    assert started(job) is ExitCode.FENCED
+
+
+@pytest.mark.s3
 def test_a_reused_job_id_with_another_token_is_another_job(here: Workplace) -> None:
     job = here.job()
     other = replace(a_start(job), job=JobIdentity(job_id="12", token="another", host="n1"))

@@ -166,6 +166,12 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         ("n2",),
         "node n2: down* Not responding",
     ),
+    "a job's own clear word over what Slurm saw": (
+        seen(an_exit(82, "document 7"), job("NODE_FAIL", "1:0"), N2_DOWN),
+        Kind.DATA,
+        (),
+        "document 7",
+    ),
     "out of memory by Slurm": (
         seen(job=job("OUT_OF_MEMORY", "0:125")),
         Kind.MEMORY,

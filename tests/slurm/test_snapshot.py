@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,17 @@ def source(tmp_path: Path) -> Path:
     (root / "trainer/.hidden").write_text("")
     (root / "README.md").write_text("not code")
     return root
+
+
+def git_in(root: Path) -> Callable[..., str]:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        shown = subprocess.run(
+            ["git", *who, *arguments], check=True, capture_output=True, cwd=root, text=True
+        )
+        return shown.stdout.strip()
+
+    return git
 
 
 def files(root: Path) -> set[str]:
@@ -75,13 +87,7 @@ def test_a_folder_that_cannot_be_written_is_named(source: Path, tmp_path: Path) 
 def test_commit_and_changes_are_told_in_a_checkout_of_ones_own(
     source: Path, tmp_path: Path
 ) -> None:
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        shown = subprocess.run(
-            ["git", *who, *arguments], check=True, capture_output=True, cwd=source, text=True
-        )
-        return shown.stdout.strip()
-
+    git = git_in(source)
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
@@ -96,5 +102,8 @@ def test_commit_and_changes_are_told_in_a_checkout_of_ones_own(
 def test_somebody_elses_repository_around_the_code_is_not_its_version(
     source: Path, tmp_path: Path
 ) -> None:
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    git = git_in(tmp_path)
+    git("init", "--quiet")
+    git("add", "source")
+    git("commit", "--quiet", "--message", "theirs")
     assert take_snapshot(tmp_path / "work", root=source).git_commit is None
