@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm.health.registry import CHECKS, NODE_CHECKS, Measure, Rule, Status, Value
@@ -144,6 +144,8 @@ def test_two_nodes_that_fail_are_no_evidence_against_a_check() -> None:
     assert judgement.healthy == ()
 
 
+@example(value=math.inf, limit=1.0)
+@example(value=math.nan, limit=1.0)
 @given(value=st.floats(allow_nan=True, allow_infinity=True), limit=st.floats(0.1, 1e6))
 def test_a_figure_passes_exactly_when_it_keeps_its_limit(value: float, limit: float) -> None:
     finding = judge_measure(CHECKS["matmul"], Measure(value=value), limit=limit)

@@ -172,8 +172,13 @@ def test_a_build_goes_on_behind_the_tasks_that_have_a_record(
     records = [store.get(keys.task_record(task)) for task in (0, 1)]
     assert store.head(keys.task_record(2)) is None
     assert store.head(keys.manifest) is None
+    done = [
+        keys.shard(f"{split}-{task:06d}") for split in ("train", "validation") for task in (0, 1)
+    ]
+    stored = [info.key for prefix in done for info in store.list(prefix)]
 
     manifest, _ = build(store, job, keys=keys)
+    assert [info.key for prefix in done for info in store.list(prefix)] == stored
     assert [store.get(keys.task_record(task)) for task in (0, 1)] == records
     assert manifest.dataset_id == build(store, job)[0].dataset_id
     assert manifest.documents == 24
