@@ -8,8 +8,10 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flows.opening import open_ledger
@@ -170,7 +172,11 @@ class _Planner:
             created_at=datetime.now(UTC),
         )
         asked = resources(context, unit, excluded=tuple(context.cluster_spec.exclude))
-        return context.cluster.script(describe(context, intent, unit), asked)
+        job = describe(context, intent, unit)
+        # submitit makes a job's folder when it is asked for the script.
+        with TemporaryDirectory(prefix="headrace-plan-") as scratch:
+            script = context.cluster.script(replace(job, folder=Path(scratch)), asked)
+        return script.replace(scratch, str(job.folder))
 
 
 def _ledger(spec: PipelineSpec, stack: ExitStack, notes: list[str]) -> Ledger:

@@ -132,11 +132,12 @@ class Supervisor:
         try:
             server.start()
             self._remember(record, server)
-            self._wait_until_healthy(api_url, server)
             os.environ.update(client_settings(self._home, api_url=api_url))
-            if not self._stop.is_set():
-                from flows.deploy import deploy_all
+            # While the server starts: this takes seconds, too.
+            from flows.deploy import deploy_all
 
+            self._wait_until_healthy(api_url, server)
+            if not self._stop.is_set():
                 deploy_all()
                 worker.start()
                 record = replace(record, ready=True)

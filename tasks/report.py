@@ -101,7 +101,7 @@ def summary(record: StageRecord) -> str:
             gate = (
                 "" if outputs["gated"] else "; reported only, since ranks share this host's cores"
             )
-            return f"efficiency {_figure(top['efficiency'])} at {top['nodes']} nodes{gate}"
+            return f"efficiency {_share(top['efficiency'])} at {top['nodes']} nodes{gate}"
         case Stage.TRAIN:
             return ", ".join(_train_figures(outputs))
         case Stage.PRUNE:
@@ -181,8 +181,8 @@ def _scaling(record: StageRecord | None, *, min_efficiency: float) -> list[Block
             str(rung["nodes"]),
             str(rung["world_size"]),
             _figure(rung["tokens_per_s"]),
-            _figure(rung.get("efficiency")),
-            _figure(rung.get("ratio")),
+            _share(rung["efficiency"]),
+            _share(rung["ratio"]),
             str(rung.get("slowest_node") or "–"),
         )
         for rung in rungs
@@ -283,6 +283,10 @@ def _train_figures(outputs: Mapping[str, Any]) -> list[str]:
     if outputs.get("tokens_per_s") is not None:
         figures.append(f"{_figure(outputs['tokens_per_s'])} tokens/s")
     return figures
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def _figure(value: Any) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from flows.console import ConsoleEyes
 from storage.records import Action, Kind, Stage
 from tests.flows.attempts import attempt, dead_node, end, record
+from tests.flows.waiting import wait_for
 
 
 def shown(*, terminal: bool) -> str:
@@ -24,6 +25,8 @@ def shown(*, terminal: bool) -> str:
         eyes.attempt_state(attempt(1), state="running", detail="n1 n2")
         eyes.attempt_progress(attempt(1), step=4, numbers={"loss": 2.5})
         eyes.attempt_log(attempt(1), ["a line"])
+        if terminal:
+            wait_for("the bar to be drawn", lambda: "step 4 of 10" in stream.getvalue())
         eyes.attempt_closed(attempt(1, end=dead_node()))
         eyes.attempt_closed(attempt(2, end=end(Kind.OPERATOR, Action.STOP, reason="asked")))
         eyes.attempt_closed(attempt(3, end=end()))

@@ -99,7 +99,7 @@ def test_each_node_is_shown_with_its_verdict_figures_and_findings() -> None:
 def test_scaling_is_a_table_and_a_picture() -> None:
     blocks = compose(view(stages={Stage.SMOKE: SMOKE}))
     markdown = to_markdown(blocks)
-    assert "| 2 | 2 | 1,800 | 0.9 | 1.8 | – |" in markdown
+    assert "| 2 | 2 | 1,800 | 0.90 | 1.80 | – |" in markdown
     assert [block.title for block in blocks if isinstance(block, Picture)] == ["Scaling"]
 
 
@@ -140,7 +140,7 @@ def test_checkpoints_say_what_stays_and_why() -> None:
     [
         (VALIDATE, "2 of 3 nodes are fit; unfit: n3"),
         (record(Stage.SHARD, tokens=1234, documents=5), "1,234 tokens of 5 documents"),
-        (SMOKE, "efficiency 0.9 at 2 nodes"),
+        (SMOKE, "efficiency 0.90 at 2 nodes"),
         (record(Stage.SMOKE, passed=False, reason="gain 1.2"), "refused: gain 1.2"),
         (
             record(Stage.TRAIN, final_step=9, train_loss=2.0, val_loss=None, tokens_per_s=1234.5),

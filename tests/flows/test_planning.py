@@ -1,0 +1,159 @@
+"""A plan says what would happen, and makes nothing happen; the commands print it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import headrace
+from flows.loading import load_spec
+from flows.opening import open_run
+from flows.planning import plan_run
+from flows.spec import PipelineSpec
+from flows.steps import run_stages
+from flows.watchers import AllEyes
+from storage import embedded
+from storage.errors import SpecError
+from storage.records import Stage
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("plan")
+    (folder / "docs").mkdir()
+    for number in range(3):
+        (folder / "docs" / f"{number}.txt").write_text(f"document {number} " * 300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_HOME", str(folder / "home"))
+        patch.chdir(folder)
+        yield folder
+
+
+def write(folder: Path, name: str = "spec", **blocks: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    fields = {
+        "run": name,
+        "workdir": "work",
+        "data": {"inputs": ["docs/*.txt"], "validation_fraction": 0.3},
+        "train": {
+            "steps": 10,
+            "sequence": 16,
+            "global_batch": 8,
+            "micro_batch": 2,
+            "schedule": {"warmup_steps": 1},
+        },
+        "retry": {"heartbeat_s": 1.0},
+    }
+    path.write_text(yaml.safe_dump(fields | blocks))
+    return path
+
+
+def command(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        headrace.command(*map(str, arguments)),
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_plan_shows_every_job_and_leaves_nothing_behind(folder: Path) -> None:
+    spec = load_spec(write(folder, "nothing", workdir="untouched", cluster={"nodes": 2}))
+    plan = plan_run(spec)
+    assert not (folder / "untouched").exists()
+    assert [one.stage for one in plan.stages] == list(Stage)
+    assert not any(one.skipped for one in plan.stages)
+    assert plan.notes == ("The embedded store is not running, so nothing counts as finished here.",)
+    names = {one.stage: [unit.name for unit in one.units] for one in plan.stages}
+    assert names[Stage.VALIDATE] == ["probe-local1", "probe-local2"]
+    assert names[Stage.SMOKE] == ["rung-1", "rung-2"]
+    for stage in plan.stages:
+        job = folder / "untouched" / "nothing" / stage.stage / "0001" / "job.json"
+        assert f"-m slurm.batch {job}" in stage.script
+    assert (plan.world_size, plan.sums.tokens_per_step, plan.sums.total_tokens) == (2, 128, 1280)
+    assert plan.sums.micro_batches_per_step == 2
+
+
+def test_a_plan_for_slurm_needs_no_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    cluster = {"kind": "slurm", "nodes": 4, "partition": "gpu", "account": "me"}
+    store = {"embedded": {"host": "10.99.0.1"}}
+    plan = plan_run(load_spec(write(folder, "far", cluster=cluster, store=store)))
+    assert any("does not say which nodes it has" in note for note in plan.notes)
+    train = next(one for one in plan.stages if one.stage is Stage.TRAIN)
+    assert "#SBATCH --nodes=4" in train.script
+    assert "#SBATCH --partition=gpu" in train.script
+    assert "#SBATCH --account=me" in train.script
+
+
+def test_inputs_that_match_nothing_are_told_before_anything_is_queued(folder: Path) -> None:
+    data = {"inputs": ["gone/*.txt"]}
+    with pytest.raises(SpecError, match=r"data\.inputs\[0\]"):
+        plan_run(load_spec(write(folder, "empty", data=data)))
+    told = command(folder, "plan", folder / "empty.yaml")
+    assert told.returncode == 2
+    assert "data.inputs[0]" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+@pytest.mark.s3
+def test_what_is_finished_would_be_skipped_and_is_shown_by_name(folder: Path) -> None:
+    path = write(folder, "done")
+    spec: PipelineSpec = load_spec(path)
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    assert server is not None
+    try:
+        with open_run(spec, eyes=AllEyes()) as context:
+            run_stages(context, spec, [Stage.SHARD])
+        plan = plan_run(spec)
+        assert plan.notes == ()
+        assert [one.stage for one in plan.stages if one.skipped] == [Stage.SHARD]
+        (shard,) = (one for one in plan.stages if one.skipped)
+        assert shard.because.endswith("of 3 documents")
+
+        told = command(folder, "plan", path)
+        assert told.returncode == 0, told.stderr
+        assert "shard would be skipped: finished" in told.stdout
+        assert "train would run: nothing finished" in told.stdout
+        assert "-m slurm.batch" in told.stdout
+
+        told = command(folder, "status", "done")
+        assert told.returncode == 0, told.stderr
+        assert "│ shard    │ finished │" in told.stdout
+        assert "Attempts" in told.stdout
+        told = command(folder, "store", "status", path)
+        assert told.stdout.startswith("The embedded store runs as process")
+        assert command(folder, "store", "stop", path).returncode == 0
+        assert server.status().running is False
+    finally:
+        server.stop()
+
+
+def test_a_run_that_nobody_started_is_no_traceback(folder: Path) -> None:
+    told = command(folder, "status", "unheard-of")
+    assert told.returncode == 2
+    assert told.stderr.startswith("run 'unheard-of' was never started from here")
+
+
+def test_the_parameters_of_a_deployment_are_printed_as_json(folder: Path) -> None:
+    path = write(folder, "json")
+    parameters = json.loads(command(folder, "spec", path).stdout)
+    assert PipelineSpec.model_validate(parameters["spec"]) == load_spec(path)
+    assert set(parameters) == {"spec"}
+
+
+def test_a_store_of_ones_own_is_not_ours_to_stop(folder: Path) -> None:
+    path = write(folder, "own", store={"endpoint_url": "http://127.0.0.1:1"})
+    told = command(folder, "store", "stop", path)
+    assert told.returncode == 2
+    assert "http://127.0.0.1:1" in told.stderr
