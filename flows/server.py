@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import subprocess
 import time
@@ -66,6 +67,18 @@ def client_settings(home: Home, *, api_url: str) -> dict[str, str]:
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "60",
         "PREFECT_WORKER_QUERY_SECONDS": "5",
     }
+
+
+def shell_lines(home: Home, *, api_url: str) -> list[str]:
+    """Lines that make a shell talk to this server; the password is named by its file."""
+    settings = client_settings(home, api_url=api_url)
+    password = "PREFECT_API_AUTH_STRING"
+    lines = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in settings.items()
+        if name != password
+    ]
+    return [*lines, f'export {password}="$(cat {shlex.quote(str(home.auth))})"']
 
 
 def server_settings(home: Home, *, api_url: str) -> dict[str, str]:

@@ -176,6 +176,7 @@ class Supervisor:
     def _say_where(self, record: ServerRecord) -> None:
         self._say(f"Prefect is at {record.ui_url}")
         self._say(f"It asks for an authentication string: the line in {self._home.auth}")
+        self._say('For the command `prefect` in a shell: eval "$(headrace serve --env)"')
         self._say(f"Deployments run by the worker of the pool `{POOL}`. Ctrl-C or SIGTERM stops.")
         kind = self._home.on_network()
         if kind is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,28 +27,27 @@ def run(spec: SpecFile, force: Force = None) -> None:
     from flows.server import connect
 
     console = Console()
+    say = partial(console.print, highlight=False, soft_wrap=True)
     loaded = load_spec(spec)
-    ui_url = connect(Home.of_user(), say=console.print)
+    ui_url = connect(Home.of_user(), say=say)
     # The terminal shows the run itself; Prefect's own words are in its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
     from flows.console import ConsoleEyes
     from flows.pretrain import pretrain
     from flows.watchers import looking_on
+    from tasks.report import PAGE
 
-    console.print(
-        f"Run {loaded.run}; its flow is shown at {ui_url}", highlight=False, soft_wrap=True
-    )
+    say(f"Run {loaded.run}; its flow is shown at {ui_url}")
     total_steps = {Stage.TRAIN: loaded.train.steps, Stage.SMOKE: loaded.smoke.steps}
     with ConsoleEyes(console, total_steps=total_steps) as eyes, looking_on(eyes):
         state = pretrain(loaded, force=tuple(force or ()), return_state=True)
-    console.print(
-        f"Report: {loaded.workdir / loaded.run / 'report.html'}", highlight=False, soft_wrap=True
-    )
-    flow_run = state.state_details.flow_run_id
-    console.print(f"Flow run: {ui_url}/runs/flow-run/{flow_run}", highlight=False, soft_wrap=True)
+    report = loaded.workdir / loaded.run / PAGE
+    if report.exists():
+        say(f"Report: {report}")
+    say(f"Flow run: {ui_url}/runs/flow-run/{state.state_details.flow_run_id}")
     if not state.is_completed():
-        console.print(f"[bold red]{state.name}.[/]", highlight=False, soft_wrap=True)
+        say(f"[bold red]{state.name}.[/]")
         raise typer.Exit(1)
 
 

@@ -107,6 +107,16 @@ def test_it_reports_to_nobody_and_keeps_its_state_in_its_home(serving: Serving) 
     assert found["home"] == str(serving.home.prefect)
 
 
+def test_a_shell_is_told_how_to_reach_it_without_being_shown_the_password(
+    serving: Serving,
+) -> None:
+    told = serving.headrace("serve", "--env").stdout
+    assert serving.home.auth_string() not in told
+    script = f"{told}\necho $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == [serving.record.api_url, serving.home.auth_string()]
+
+
 def test_a_second_one_is_refused_and_asking_again_finds_the_first(serving: Serving) -> None:
     told = serving.headrace("serve")
     assert told.returncode == 1
