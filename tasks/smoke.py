@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from storage.errors import SpecError
 from storage.records import Stage, StageRecord
 from storage.shards.manifest import load_manifest
 from tasks.context import RunContext, Unit
@@ -54,11 +53,6 @@ def units(
     context: RunContext, spec: SmokeSpec, *, train: TrainSpec, manifest_key: str
 ) -> tuple[Unit, ...]:
     """The rungs, smallest first."""
-    if spec.warmup_steps >= spec.steps:
-        raise SpecError(
-            f"smoke.warmup_steps {spec.warmup_steps} must be below smoke.steps {spec.steps}, of "
-            "which it is a part; raise smoke.steps"
-        )
     job = TrainerJob(
         train=train,
         manifest_key=manifest_key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from storage.spec import Model
 
@@ -26,6 +26,15 @@ class SmokeSpec(Model):
         if rungs is not None and (list(rungs) != sorted(set(rungs)) or rungs[0] < 1):
             raise ValueError(f"rungs {list(rungs)} must be positive and grow, as in [1, 2, 4]")
         return rungs
+
+    @model_validator(mode="after")
+    def _some_steps_are_measured(self) -> SmokeSpec:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}, of which it is "
+                "a part; raise steps"
+            )
+        return self
 
     def ladder(self, nodes: int) -> tuple[int, ...]:
         """The node counts to run for a training job of `nodes` nodes."""
