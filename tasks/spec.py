@@ -31,8 +31,8 @@ class SmokeSpec(Model):
     def _some_steps_are_measured(self) -> SmokeSpec:
         if self.warmup_steps >= self.steps:
             raise ValueError(
-                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}, of which it is "
-                "a part; raise steps"
+                f"warmup_steps {self.warmup_steps} must be below steps {self.steps}, "
+                "of which it is a part; raise steps"
             )
         return self
 

@@ -484,6 +484,15 @@ class TestSmoke:
             SmokeSpec(steps=5, warmup_steps=5)
 
 
+def test_the_training_is_one_job_over_all_ranks_that_resumes(
+    make_run: Callable[..., Run],
+) -> None:
+    run = make_run(nodes=3, ranks_per_node=2)
+    (unit,) = train_units(run.context, TrainSpec(), manifest_key="datasets/x/manifest.json")
+    assert (unit.nodes, unit.ranks_per_node, unit.resumes) == (3, 2, True)
+    assert unit.payload["smoke"] is None
+
+
 class TestPrune:
     def test_an_empty_run_is_swept_once(self, make_run: Callable[..., Run]) -> None:
         run, spec = make_run(), RetentionSpec()
