@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from flows.spec import PipelineSpec
+    from storage.records import Attempt
+    from tasks.documents import Table
 
 
 def status(
@@ -21,18 +26,13 @@ def status(
     ] = None,
 ) -> None:
     """Show a run's stages, attempts and checkpoints."""
-    from flows.home import Home
     from flows.loading import load_spec
     from flows.opening import open_ledger
-    from flows.spec import PipelineSpec
     from storage.errors import HeadraceError
-    from tasks.documents import Heading
-    from tasks.report import FILE, attempts_table, checkpoints_table, gather, overview
+    from tasks.documents import Table
+    from tasks.report import PAGE, checkpoints_table, gather, overview
 
-    if spec is None:
-        found = PipelineSpec.model_validate_json(Home.of_user().recall_run(run))
-    else:
-        found = load_spec(spec).renamed(run)
+    found = _remembered(run) if spec is None else load_spec(spec).renamed(run)
     with open_ledger(found) as (store, ledger):
         view = gather(ledger)
     if view.record is None:
@@ -41,12 +41,48 @@ def status(
             f"{store.prefix!r}; check the name, or start it with `headrace run`"
         )
     console = Console()
-    for block in (overview(view), *attempts_table(view), *checkpoints_table(view)):
-        if isinstance(block, Heading):
-            console.print(f"\n[bold]{block.text}[/]")
-            continue
-        table = RichTable(*block.columns)
-        for row in block.rows:
-            table.add_row(*map(escape, row))
-        console.print(table)
-    console.print(f"\nReport: {found.workdir / run / FILE}", highlight=False)
+    console.print(_table(overview(view)))
+    for attempts in view.attempts.values():
+        for attempt in attempts:
+            console.print(_line(attempt), highlight=False, soft_wrap=True)
+    for block in checkpoints_table(view):
+        if isinstance(block, Table):
+            console.print(_table(block))
+    console.print(f"Report: {found.workdir / run / PAGE}", highlight=False, soft_wrap=True)
+
+
+def _remembered(run: str) -> PipelineSpec:
+    from pydantic import ValidationError
+
+    from flows.home import Home
+    from flows.spec import PipelineSpec
+    from storage.errors import SpecError
+
+    kept = Home.of_user().recall_run(run)
+    try:
+        return PipelineSpec.model_validate_json(kept)
+    except ValidationError:
+        raise SpecError(
+            f"what was kept of run {run!r} is of another version of Headrace; name its file with "
+            "--spec"
+        ) from None
+
+
+def _line(attempt: Attempt) -> str:
+    from flows.names import attempt_title, end_text, is_stopped, is_success
+
+    if attempt.end is None:
+        color = "cyan"
+    else:
+        color = "green" if is_success(attempt) else "yellow" if is_stopped(attempt) else "red"
+    start = attempt.start
+    job = f" (job {start.job.job_id} on {', '.join(start.nodes)})" if start and start.job else ""
+    text = f"{attempt_title(attempt)}{job}: {end_text(attempt)}"
+    return f"[{color}]●[/] {escape(text)}"
+
+
+def _table(block: Table) -> RichTable:
+    table = RichTable(*block.columns)
+    for row in block.rows:
+        table.add_row(*map(escape, row))
+    return table

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import headrace
+from flows.home import Home
 from flows.loading import load_spec
 from flows.opening import open_run
 from flows.planning import plan_run
@@ -130,7 +131,7 @@ def test_what_is_finished_would_be_skipped_and_is_shown_by_name(folder: Path) ->
         told = command(folder, "status", "done")
         assert told.returncode == 0, told.stderr
         assert "│ shard    │ finished │" in told.stdout
-        assert "Attempts" in told.stdout
+        assert "● shard · attempt 1 (job " in told.stdout
         told = command(folder, "store", "status", path)
         assert told.stdout.startswith("The embedded store runs as process")
         assert command(folder, "store", "stop", path).returncode == 0
@@ -143,6 +144,13 @@ def test_a_run_that_nobody_started_is_no_traceback(folder: Path) -> None:
     told = command(folder, "status", "unheard-of")
     assert told.returncode == 2
     assert told.stderr.startswith("run 'unheard-of' was never started from here")
+
+
+def test_a_run_that_another_version_kept_asks_for_its_file(folder: Path) -> None:
+    Home(folder=folder / "home").remember_run("old", '{"run": "old", "gone": 1}')
+    told = command(folder, "status", "old")
+    assert told.returncode == 2
+    assert "--spec" in told.stderr
 
 
 def test_the_parameters_of_a_deployment_are_printed_as_json(folder: Path) -> None:
