@@ -26,6 +26,7 @@ _V2_CONTROLLERS = ("cpu", "memory", "pids", "cpuset")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 # With v2, processes may live in leaves only, and Slurm makes its own cgroups beside this one.
 _V2_LEAF = "daemons"
+_V2_STEPS = "system.slice"
 _KILL_DEADLINE_S = 15.0
 
 
@@ -89,7 +90,10 @@ class CgroupTree:
             directory.mkdir(parents=True, exist_ok=True)
             if hierarchy.version == 2:
                 (directory / _V2_LEAF).mkdir(exist_ok=True)
-                _delegate(hierarchy.mount, directory / _V2_LEAF)
+                (directory / _V2_STEPS).mkdir(exist_ok=True)
+                # systemd has made it; where there is none, it is only a place to mount on.
+                (hierarchy.mount / _V2_STEPS).mkdir(exist_ok=True)
+                _delegate(hierarchy.mount, directory / _V2_STEPS)
             _set_quota(hierarchy, directory, cpu_quota)
 
     def procs_files(self, host: str) -> tuple[Path, ...]:
@@ -98,6 +102,19 @@ class CgroupTree:
         return tuple(
             self.directory(hierarchy, host) / leaf / "cgroup.procs"
             for hierarchy in self.hierarchies
+        )
+
+    def views(self, host: str) -> tuple[tuple[Path, Path], ...]:
+        """Pairs of a cgroup of ours and the place where processes of the host shall see it.
+
+        With v1 the host sees its own cgroups as the whole tree. With v2 Slurm puts all steps into
+        the slice of the machine's services, so that is the place to take.
+        """
+        if self.version == 1:
+            return tuple((self.directory(each, host), each.mount) for each in self.hierarchies)
+        return tuple(
+            (self.directory(each, host) / _V2_STEPS, each.mount / _V2_STEPS)
+            for each in self.hierarchies
         )
 
     def cpu_time_s(self, host: str) -> float:
@@ -199,9 +216,10 @@ def _set_quota(hierarchy: Hierarchy, directory: Path, cpu_quota: float | None) -
         (directory / "cpu.cfs_quota_us").write_text(str(-1 if share_us is None else share_us))
 
 
-def _delegate(mount: Path, leaf: Path) -> None:
-    """Hand the controllers that Slurm uses down from the mount to every parent of a leaf."""
+def _delegate(mount: Path, directory: Path) -> None:
+    """Make the controllers that Slurm uses usable below a cgroup: each level hands them on."""
     available = (mount / "cgroup.controllers").read_text().split()
     wanted = " ".join(f"+{name}" for name in _V2_CONTROLLERS if name in available)
-    for parent in reversed(leaf.relative_to(mount).parents):
-        (mount / parent / "cgroup.subtree_control").write_text(wanted)
+    below = directory.relative_to(mount)
+    for level in (*reversed(below.parents), below):
+        (mount / level / "cgroup.subtree_control").write_text(wanted)

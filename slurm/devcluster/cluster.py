@@ -276,8 +276,9 @@ class DevCluster:
                 # It answers, and is down for what happened before: nothing else takes it back.
                 if states.get(name) == "down":
                     self._slurm("scontrol", "update", f"nodename={name}", "state=resume")
+            slurmd = daemons.slurmd(self.layout, absent[0])
+            daemons.check_alive(slurmd, layout=self.layout)
             if time.monotonic() > deadline:
-                slurmd = daemons.slurmd(self.layout, absent[0])
                 raise DevClusterError(
                     f"nodes {', '.join(absent)} did not register within {_DAEMON_TIMEOUT_S:.0f} s\n"
                     f"{daemons.log_tail(slurmd.log(self.layout))}"

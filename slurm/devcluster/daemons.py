@@ -194,30 +194,34 @@ def _recorded_pid(daemon: Daemon, layout: Layout) -> int | None:
 
 
 def wait_for(
-    daemon: Daemon,
-    ready: Callable[[], bool],
-    *,
-    layout: Layout,
-    timeout_s: float,
-    start_timeout_s: float = 5.0,
+    daemon: Daemon, ready: Callable[[], bool], *, layout: Layout, timeout_s: float
 ) -> None:
     """Wait until a daemon serves.
 
     Raises:
         DevClusterError: it ended, or does not serve in time; with the end of its log.
     """
-    began = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     while not ready():
-        waited_s = time.monotonic() - began
-        died = _recorded_pid(daemon, layout) is None and (
-            daemon.pid_file(layout).exists() or waited_s > start_timeout_s
-        )
-        if died or waited_s > timeout_s:
-            what = "ended" if died else f"does not answer within {timeout_s:.0f} s"
+        check_alive(daemon, layout=layout)
+        if time.monotonic() > deadline:
             raise DevClusterError(
-                f"{daemon.name} on {daemon.host} {what}\n{log_tail(daemon.log(layout))}"
+                f"{daemon.name} on {daemon.host} does not answer within {timeout_s:.0f} s\n"
+                f"{log_tail(daemon.log(layout))}"
             )
         time.sleep(_POLL_S)
+
+
+def check_alive(daemon: Daemon, *, layout: Layout) -> None:
+    """Refuse to wait for a daemon that was started and has ended.
+
+    Raises:
+        DevClusterError: it has; with the end of its log.
+    """
+    if daemon.pid_file(layout).exists() and _recorded_pid(daemon, layout) is None:
+        raise DevClusterError(
+            f"{daemon.name} on {daemon.host} ended\n{log_tail(daemon.log(layout))}"
+        )
 
 
 def accepts(address: str | Path, port: int = 0) -> bool:

@@ -176,14 +176,13 @@ def entry_script(*, shape: ClusterShape, layout: Layout, host: str, tree: Cgroup
     devices and cgroups, records its process id and start time, and becomes the command. It is not
     ``ip netns exec``, which hides the cgroup mounts that slurmd needs.
     """
-    directories = [tree.directory(hierarchy, host) for hierarchy in tree.hierarchies]
     procs = " ".join(str(path) for path in tree.procs_files(host))
     sys_dir = f"{layout.run_dir}/sys"
-    views = "\n".join(
-        f"mount --bind {directory} {sys_dir}{str(hierarchy.mount).removeprefix('/sys')}"
-        for directory, hierarchy in zip(directories, tree.hierarchies, strict=True)
+    cgroup_view = "\n".join(
+        f"mount --bind {inside} {sys_dir}{str(seen).removeprefix('/sys')}"
+        for inside, seen in tree.views(host)
     )
-    # With v2, slurmd looks for its place below that of process 1, which a namespace would hide.
+    # With v2, slurmd looks for its own cgroup where the machine sees it.
     cgroup_namespace = "--cgroup " if tree.version == 1 else ""
     return f"""#!/bin/sh
 set -eu
@@ -199,7 +198,7 @@ mount --bind {layout.hosts_file} /etc/hosts
 mount --bind {layout.nsswitch_conf} /etc/nsswitch.conf
 mount -t sysfs sysfs {sys_dir}
 mount --rbind /sys/fs/cgroup {sys_dir}/fs/cgroup
-{views}
+{cgroup_view}
 mount --move {sys_dir} /sys
 pid_file=$1
 shift
