@@ -19,7 +19,10 @@ from slurm.devcluster.errors import DevClusterError, DevClusterUnavailable
 TREE = "headrace-dev"
 # A short period spreads a node's share evenly, so that ranks wait for each other less than with the
 # kernel's usual 100 ms.
-QUOTA_PERIOD_US = 20_000
+QUOTA_PERIOD_US = 5_000
+# A hundred times what everything else on the host weighs: a node gets its quota even on a busy host.
+_GUARANTEED_SHARES = 102_400
+_GUARANTEED_V2_WEIGHT = 10_000
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "freezer", "devices", "pids")
 _V2_CONTROLLERS = ("cpu", "memory", "pids", "cpuset")
@@ -84,7 +87,8 @@ class CgroupTree:
     def directory(self, hierarchy: Hierarchy, host: str = "") -> Path:
         return hierarchy.mount / TREE / self.cluster / host
 
-    def create(self, host: str, *, cpu_quota: float | None) -> None:
+    def create(self, host: str, *, cpu_quota: float | None, guaranteed: bool = False) -> None:
+        """Make a host's cgroups. What is guaranteed comes before all other work of this machine."""
         for hierarchy in self.hierarchies:
             directory = self.directory(hierarchy, host)
             directory.mkdir(parents=True, exist_ok=True)
@@ -95,6 +99,9 @@ class CgroupTree:
                 (hierarchy.mount / _V2_STEPS).mkdir(exist_ok=True)
                 _delegate(hierarchy.mount, directory / _V2_STEPS)
             _set_quota(hierarchy, directory, cpu_quota)
+            if guaranteed:
+                for level in (directory, directory.parent, directory.parent.parent):
+                    _guarantee(hierarchy, level)
 
     def procs_files(self, host: str) -> tuple[Path, ...]:
         """The files into which a process writes its id to belong to a host."""
@@ -214,6 +221,13 @@ def _set_quota(hierarchy: Hierarchy, directory: Path, cpu_quota: float | None) -
     elif "cpu" in hierarchy.controllers:
         (directory / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD_US))
         (directory / "cpu.cfs_quota_us").write_text(str(-1 if share_us is None else share_us))
+
+
+def _guarantee(hierarchy: Hierarchy, directory: Path) -> None:
+    if hierarchy.version == 2:
+        (directory / "cpu.weight").write_text(str(_GUARANTEED_V2_WEIGHT))
+    elif "cpu" in hierarchy.controllers:
+        (directory / "cpu.shares").write_text(str(_GUARANTEED_SHARES))
 
 
 def _delegate(mount: Path, directory: Path) -> None:

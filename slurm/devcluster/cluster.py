@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -137,9 +138,10 @@ class DevCluster:
                 self._stop_daemons()
             say(f"cabling {len(self.shape.nodes)} nodes to {self.shape.bridge}")
             hosts.ensure_network(shape=self.shape, layout=self.layout)
+            guaranteed = self.shape.leaves_room_on(os.cpu_count() or 1)
             for host in self.shape.hosts:
                 quota = None if host == HEAD else self.shape.cpu_quota
-                tree.create(host, cpu_quota=quota)
+                tree.create(host, cpu_quota=quota, guaranteed=guaranteed)
             self._start_daemons(tree, say)
             self._wait_for_nodes(say)
             return "repaired" if existed else "created"

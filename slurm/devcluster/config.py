@@ -72,6 +72,11 @@ class ClusterShape:
     def network(self) -> IPv4Network:
         return IPv4Network(self.subnet)
 
+    def leaves_room_on(self, cores: int) -> bool:
+        """Whether all quotas together leave the machine some of its cores, so that they can be
+        guaranteed: without a quota, or with more of it than there is, nodes take what they get."""
+        return self.cpu_quota is not None and self.num_nodes * self.cpu_quota < cores
+
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(f"n{index}" for index in range(1, self.num_nodes + 1))

@@ -154,3 +154,14 @@ def test_v2_is_used_where_there_is_no_v1() -> None:
 
 def test_a_machine_without_cgroups_has_none() -> None:
     assert parse_mountinfo("22 27 0:21 / /proc rw,relatime - proc proc rw\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "cpu_quota", "expected"),
+    [(4, 0.4, True), (4, 0.5, False), (4, None, False), (1, 1.9, True)],
+)
+def test_quotas_are_guaranteed_only_where_they_leave_the_machine_some_room(
+    num_nodes: int, cpu_quota: float | None, expected: bool
+) -> None:
+    shape = ClusterShape(num_nodes=num_nodes, cpu_quota=cpu_quota)
+    assert shape.leaves_room_on(2) is expected
