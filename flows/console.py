@@ -15,6 +15,8 @@ from flows.names import attempt_title, end_text, is_stopped, is_success, progres
 from storage.records import Attempt, Stage, StageRecord
 from tasks.report import is_passed, summary
 
+BARS_SHOWN = 8
+
 _Key = tuple[Stage, int]
 
 
@@ -69,7 +71,10 @@ class ConsoleEyes:
             return
         total = self._total_steps.get(attempt.intent.stage)
         self._bars[key] = self._progress.add_task(
-            escape(attempt_title(attempt)), total=total, told="submitting"
+            escape(attempt_title(attempt)),
+            total=total,
+            told="submitting",
+            visible=len(self._bars) < BARS_SHOWN,
         )
 
     def attempt_state(self, attempt: Attempt, *, state: str, detail: str) -> None:

@@ -85,7 +85,6 @@ class _Voice:
         self._lines: list[str] = []
         self._progress: Progress | None = None
         self._artifact: UUID | None = None
-        self._first: tuple[int, float] | None = None
         self._logged_progress_at = 0.0
 
     def hear(self, note: list[str] | Progress) -> None:
@@ -93,8 +92,6 @@ class _Voice:
             self._lines += note
         else:
             self._progress = note
-            if self._first is None:
-                self._first = (note[0], time.monotonic())
 
     def speak(self) -> None:
         if self._lines:
@@ -115,10 +112,10 @@ class _Voice:
         text = progress_text(step, numbers, total=total)
         if time.monotonic() - self._logged_progress_at > LOG_PROGRESS_EVERY_S:
             self._logged_progress_at = time.monotonic()
-            self._logger.info(text + self._remaining(step))
+            self._logger.info(text)
         if total is not None:
             title = attempt_title(self._notes.attempt)
-            self._show_artifact(100 * step / total, f"{title}: {text}{self._remaining(step)}")
+            self._show_artifact(100 * step / total, f"{title}: {text}")
 
     def _show_artifact(self, percent: float, description: str) -> None:
         intent = self._notes.attempt.intent
@@ -140,13 +137,6 @@ class _Voice:
                 )
         except (httpx.HTTPError, PrefectException) as error:
             self._logger.warning(f"no progress shown: {error}")
-
-    def _remaining(self, step: int) -> str:
-        if self._first is None or self._notes.total_steps is None or step <= self._first[0]:
-            return ""
-        pace_s = (time.monotonic() - self._first[1]) / (step - self._first[0])
-        minutes = pace_s * (self._notes.total_steps - step) / 60
-        return f" · {minutes:,.1f} min to go"
 
 
 @task(name="attempt", cache_policy=NO_CACHE, persist_result=False)

@@ -13,7 +13,7 @@ from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
 from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
-from storage.errors import SpecError, StoreError
+from storage.errors import StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
@@ -48,12 +48,11 @@ def open_ledger(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger]]:
 def open_run(
     spec: PipelineSpec, *, eyes: Eyes, forced: Iterable[Stage] = ()
 ) -> Iterator[RunContext]:
-    """One engine at work on the run that `spec` names.
+    """One engine at work on the run that `spec`, whose paths are absolute, names.
 
     Raises:
         HeadraceError: store, cluster or folder cannot be used.
     """
-    require_absolute(spec)
     Home.of_user().remember_run(spec.run, spec.model_dump_json())
     with open_ledger(spec) as (store, ledger):
         snapshot = take_snapshot(spec.workdir)
@@ -69,14 +68,6 @@ def open_run(
             snapshot=snapshot,
             eyes=eyes,
             forced=frozenset(forced),
-        )
-
-
-def require_absolute(spec: PipelineSpec) -> None:
-    """Refuse a spec whose paths would mean something else on every node."""
-    if not spec.workdir.is_absolute():
-        raise SpecError(
-            f"workdir: value {str(spec.workdir)!r}; must be absolute here; write the whole path"
         )
 
 

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from storage.records import Stage
 
+INTERRUPTED = 130
+
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The pipeline's YAML file.")]
 Force = Annotated[
     list[Stage] | None,
@@ -40,8 +42,12 @@ def run(spec: SpecFile, force: Force = None) -> None:
 
     say(f"Run {loaded.run}; its flow is shown at {ui_url}")
     total_steps = {Stage.TRAIN: loaded.train.steps, Stage.SMOKE: loaded.smoke.steps}
-    with ConsoleEyes(console, total_steps=total_steps) as eyes, looking_on(eyes):
-        state = pretrain(loaded, force=tuple(force or ()), return_state=True)
+    try:
+        with ConsoleEyes(console, total_steps=total_steps) as eyes, looking_on(eyes):
+            state = pretrain(loaded, force=tuple(force or ()), return_state=True)
+    except KeyboardInterrupt:
+        say("Interrupted. A job that was submitted goes on, and the same command adopts it.")
+        raise typer.Exit(INTERRUPTED) from None
     report = loaded.workdir / loaded.run / PAGE
     if report.exists():
         say(f"Report: {report}")

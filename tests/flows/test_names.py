@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flows.names import attempt_title, end_text, progress_text
 from storage.records import CommitRef, Stage, Why
 from tests.flows.attempts import attempt, dead_node, end, resumed
@@ -45,3 +47,11 @@ def test_progress_has_units() -> None:
     numbers = {"loss": 2.3456789, "tokens_per_s": 12345.6}
     assert progress_text(4, numbers, total=10) == "step 4 of 10 · loss 2.346 · 12,346 tokens/s"
     assert progress_text(4, {}, total=None) == "step 4"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(5, "5 s"), (119, "119 s"), (180, "3 min"), (9000, "2 h"), (400_000, "5 days")],
+)
+def test_what_is_left_is_said_in_a_unit_that_fits(seconds: float, expected: str) -> None:
+    assert progress_text(1, {"eta_s": seconds}, total=9) == f"step 1 of 9 · {expected} to go"
