@@ -95,7 +95,7 @@ def test_a_stage_that_fails_ends_its_flow_with_the_reason_and_no_traceback(
     spec: PipelineSpec,
 ) -> None:
     (spec.workdir.parent / "docs" / "bad.txt").write_bytes(b"\xff\xfe\xff")
-    _, state, run = carry_out(spec.renamed("broken"))
+    _, state, run = carry_out(spec)
     assert state.is_failed()
     assert "bad.txt" in state.message
     assert "Traceback" not in state.message
