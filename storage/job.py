@@ -26,7 +26,7 @@ from storage.spec import StoreSpec
 class JobDescription:
     """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`.
 
-    The cluster that submits it fills in the launcher. Paths are absolute: the job works in `folder`.
+    The cluster that submits it fills in the launcher. Paths are absolute: it works in `folder`.
     """
 
     intent: Intent
@@ -152,9 +152,7 @@ class JobContext:
 
     def _put_heartbeat(self) -> None:
         with self._lock:
-            self._beat = replace(
-                self._beat, sequence=self._beat.sequence + 1, at=datetime.now(UTC)
-            )
+            self._beat = replace(self._beat, sequence=self._beat.sequence + 1, at=datetime.now(UTC))
             beat = self._beat
         intent = self.job.intent
         key = self.job.keys.heartbeat(intent.stage, intent.attempt, beat.node)

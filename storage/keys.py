@@ -100,7 +100,7 @@ class RunKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetKeys:
-    """Keys of one data set, below `<prefix>/datasets/<id>/`; `build` names it until it has an id."""
+    """Keys of one data set, below `<prefix>/datasets/<build>/`; its id follows from its manifest."""
 
     prefix: str
     build: str

@@ -20,7 +20,7 @@ TREE = "headrace-dev"
 # A short period spreads a node's share evenly, so that ranks wait for each other less than with the
 # kernel's usual 100 ms.
 QUOTA_PERIOD_US = 5_000
-# A hundred times what everything else on the host weighs: a node gets its quota even on a busy host.
+# A hundred times the weight of everything else: a node gets its quota even on a busy host.
 _GUARANTEED_SHARES = 102_400
 _GUARANTEED_V2_WEIGHT = 10_000
 

@@ -6,6 +6,7 @@ import base64
 from dataclasses import dataclass
 from pathlib import Path
 
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
@@ -82,9 +83,15 @@ class Browser:
     def screenshot(self, path: Path) -> None:
         self._driver.save_screenshot(str(path))
 
+    def show_tab(self, name: str) -> None:
+        self.wait_for_text(name)
+        self._driver.find_element("xpath", f"(//*[normalize-space(.)='{name}'])[last()]").click()
+
     def _wait(self, what: str, condition: str) -> None:
-        WebDriverWait(self._driver, TIMEOUT_S).until(
-            lambda driver: driver.execute_script(f"return Boolean({condition})"),
-            f"the page never showed {what}: "
-            f"{self._driver.execute_script('return document.body.innerText')[:2000]}",
-        )
+        try:
+            WebDriverWait(self._driver, TIMEOUT_S).until(
+                lambda driver: driver.execute_script(f"return Boolean({condition})")
+            )
+        except TimeoutException:
+            seen = self._driver.execute_script("return document.body.innerText")[:2000]
+            raise AssertionError(f"the page never showed {what}, but this:\n{seen}") from None

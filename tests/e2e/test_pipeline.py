@@ -94,6 +94,7 @@ def test_the_report_shows_table_plot_and_curve_in_the_browser(
     assert len(shown.image_sizes) >= 2
     assert all(width > 200 and height > 100 for width, height in shown.image_sizes)
     browser.open(f"/runs/flow-run/{flow_run['id']}")
+    browser.show_tab("Task Runs")
     browser.wait_for_text("train · attempt 1")
     browser.screenshot(tmp_path / "flow-run.png")
 
