@@ -100,7 +100,7 @@ class RunKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetKeys:
-    """Keys of one data set, below `<prefix>/datasets/<build>/`; its id follows from its manifest."""
+    """Keys of one data set, below `<prefix>/datasets/<build>/`. Its id is its manifest's hash."""
 
     prefix: str
     build: str
