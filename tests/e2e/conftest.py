@@ -98,9 +98,11 @@ def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = [sys.executable, "-P", "-m", "headrace", "serve"]
+    command = [sys.executable, "-P", "-m", "headrace"]
     try:
-        subprocess.run([*command, "--background"], cwd=folder, env=environ, check=True, timeout=150)
+        subprocess.run(
+            [*command, "serve", "--background"], cwd=folder, env=environ, check=True, timeout=150
+        )
         record = find_server(home)
         assert record is not None
         environ |= client_settings(home, api_url=record.api_url)
@@ -112,7 +114,8 @@ def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> I
             auth=home.auth_string(),
         )
     finally:
-        subprocess.run([*command, "--stop"], cwd=folder, env=environ, check=True, timeout=60)
+        shipped = ROOT / "pipelines" / "slurm-dev.yaml"
+        subprocess.run([*command, "down", shipped], cwd=folder, env=environ, check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def test_a_node_cut_off_in_training_is_named_and_avoided(site: Site, healed: Dev
         assert first.end is not None
         assert first.end.diagnosis.kind in (Kind.HARDWARE, Kind.NETWORK), first.end
         assert first.end.diagnosis.culprit_nodes == ("n2",), first.end
-        assert first.end.decision.action is Action.RESUME
+        assert first.end.decision.action is Action.RETRY_ELSEWHERE
         assert "n2" in second.intent.excluded
         assert second.start is not None
         assert "n2" not in second.start.nodes
