@@ -40,7 +40,7 @@ class PipelineSpec(Model):
     def _parts_fit_each_other(self) -> PipelineSpec:
         self.train.accumulation(self.cluster.nodes * self.cluster.ranks_per_node)
         if (
-            self.cluster.kind == "slurm"
+            self.cluster.spans_hosts
             and self.store.is_embedded
             and self.store.embedded.host in ("127.0.0.1", "localhost", "::1")
         ):

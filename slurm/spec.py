@@ -61,6 +61,11 @@ class ClusterSpec(Model):
                 )
         return env
 
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether jobs run on other hosts than this one, which do not reach its loopback."""
+        return self.kind != "local"
+
     @model_validator(mode="after")
     def _lead_fits_the_limit(self) -> ClusterSpec:
         if self.signal_lead_s >= self.time_limit_min * 60:
