@@ -22,7 +22,7 @@ demo: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.prepare
-	$(BIN)/python -m pytest -m 'not campaign'
+	$(BIN)/python -m pytest -m 'not campaign' --numprocesses 2 --dist loadgroup --durations 15
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
