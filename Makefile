@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PREFECT_SERVER_ANALYTICS_ENABLED = false
 export DO_NOT_TRACK = 1
 
-.PHONY: demo test check campaign clean
+.PHONY: demo test check screenshots campaign clean
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] < (3, 14) else "Headrace needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
@@ -30,6 +30,11 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# The pictures of the UI in the docs, taken by the tests that look at it.
+screenshots: $(VENV)/.dev
+	mkdir -p docs/images
+	HEADRACE_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/e2e -k 'browser or cut_off'
 
 campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.prepare

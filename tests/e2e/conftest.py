@@ -71,6 +71,11 @@ class Site:
         response.raise_for_status()
         return response.json()
 
+    def flow_run(self, name: str) -> dict[str, Any] | None:
+        """The newest flow run of that name, as Prefect's API tells it."""
+        runs = self.api("POST", "/flow_runs/filter", sort="START_TIME_DESC", limit=50)
+        return next((run for run in runs if run["name"] == name), None)
+
     def spec(self, name: str, base: str = "slurm-dev.yaml", **changes: Any) -> Path:
         """A shipped pipeline under another run name, with blocks changed."""
         pipeline = yaml.safe_load((ROOT / "pipelines" / base).read_text())
@@ -116,6 +121,13 @@ def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     finally:
         shipped = ROOT / "pipelines" / "slurm-dev.yaml"
         subprocess.run([*command, "down", shipped], cwd=folder, env=environ, check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures of the UI go: into the docs when `make screenshots` asks for them."""
+    wanted = os.environ.get("HEADRACE_SCREENSHOTS")
+    return Path(wanted).absolute() if wanted else tmp_path_factory.mktemp("screenshots")
 
 
 @pytest.fixture(scope="session")

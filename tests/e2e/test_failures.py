@@ -11,6 +11,7 @@ import pytest
 
 from slurm.devcluster import DevCluster
 from storage.records import Action, Kind, Stage
+from tests.e2e.browser import Browser
 from tests.e2e.conftest import Site
 from tests.e2e.runs import Run, wait_for
 from tests.e2e.slurm_jobs import jobs_of
@@ -41,7 +42,9 @@ def healed(dev_cluster: DevCluster) -> Iterator[DevCluster]:
     dev_cluster.heal("n2")
 
 
-def test_a_node_cut_off_in_training_is_named_and_avoided(site: Site, healed: DevCluster) -> None:
+def test_a_node_cut_off_in_training_is_named_and_avoided(
+    site: Site, healed: DevCluster, browser: Browser, screenshots: Path
+) -> None:
     spec = _short(site, "cut", nodes=3, steps=80)
     engine = site.start(*site.headrace("run", spec), log=site.folder / "cut.log")
     run = Run(site, spec)
@@ -69,6 +72,13 @@ def test_a_node_cut_off_in_training_is_named_and_avoided(site: Site, healed: Dev
     finally:
         engine.kill()
         run.close()
+    flow_run = site.flow_run("cut")
+    assert flow_run is not None
+    browser.log_in()
+    browser.open(f"/runs/flow-run/{flow_run['id']}")
+    browser.show_tab("Task Runs")
+    browser.wait_for_text(f"train · attempt 2 · from step {source.step} · without n2")
+    browser.screenshot(screenshots / "flow-run.png")
 
 
 def test_a_killed_engine_adopts_its_running_job(site: Site) -> None:

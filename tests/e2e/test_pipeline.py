@@ -30,9 +30,8 @@ def finished(site: Site) -> Iterator[tuple[Run, dict[str, object]]]:
     run = Run(site, spec)
 
     def ended() -> dict[str, object] | None:
-        flow_runs = site.api("POST", "/flow_runs/filter", sort="START_TIME_DESC", limit=20)
-        found = [one for one in flow_runs if one["name"] == "slurm-dev"]
-        return found[0] if found and found[0]["state_type"] in FINAL else None
+        found = site.flow_run("slurm-dev")
+        return found if found is not None and found["state_type"] in FINAL else None
 
     flow_run = wait_for("the deployment's flow run to end", ended, timeout_s=420)
     yield run, flow_run
@@ -79,7 +78,7 @@ def test_each_attempt_is_a_task_run_of_its_own(
 
 @pytest.mark.ui
 def test_the_report_shows_table_plot_and_curve_in_the_browser(
-    site: Site, finished: tuple[Run, dict[str, object]], browser: Browser, tmp_path: Path
+    site: Site, finished: tuple[Run, dict[str, object]], browser: Browser, screenshots: Path
 ) -> None:
     _, flow_run = finished
     artifacts = site.api(
@@ -93,10 +92,11 @@ def test_the_report_shows_table_plot_and_curve_in_the_browser(
     assert "n1" in shown.text
     assert len(shown.image_sizes) >= 2
     assert all(width > 200 and height > 100 for width, height in shown.image_sizes)
+    browser.screenshot(screenshots / "report.png")
     browser.open(f"/runs/flow-run/{flow_run['id']}")
     browser.show_tab("Task Runs")
     browser.wait_for_text("train · attempt 1")
-    browser.screenshot(tmp_path / "flow-run.png")
+    browser.screenshot(screenshots / "task-runs.png")
 
 
 def test_a_second_run_of_the_same_spec_submits_nothing(
@@ -105,5 +105,7 @@ def test_a_second_run_of_the_same_spec_submits_nothing(
     before = jobs_of(site, "slurm-dev")
     site.run(*site.headrace("run", "slurm-dev.yaml"))
     assert jobs_of(site, "slurm-dev") == before
-    flow_runs = site.api("POST", "/flow_runs/filter", sort="START_TIME_DESC", limit=1)
-    assert flow_runs[0]["state_type"] == "COMPLETED", json.dumps(flow_runs[0]["state"])
+    again = site.flow_run("slurm-dev")
+    assert again is not None
+    assert again["id"] != finished[1]["id"]
+    assert again["state_type"] == "COMPLETED", json.dumps(again["state"])
