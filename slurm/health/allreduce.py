@@ -7,18 +7,16 @@ it is the speed of the slowest link whatever the number of ranks.
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from slurm.health.registry import AllreduceJob
 from storage.errors import HeadraceError, SpecError
 from storage.job import JobContext, RankIdentity
+from storage.rendezvous import interface_towards, open_listener
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -88,7 +86,7 @@ def measure(job: AllreduceJob, identity: RankIdentity) -> tuple[float, int]:
 def _join(identity: RankIdentity, *, timeout_s: float) -> None:
     import torch.distributed as dist
 
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(identity.master_addr))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(identity.master_addr))
     try:
         dist.init_process_group(
             "gloo",
@@ -105,38 +103,13 @@ def _join(identity: RankIdentity, *, timeout_s: float) -> None:
 
 
 def _meeting_point(identity: RankIdentity, *, timeout: timedelta) -> TCPStore:
-    """A TCP store that listens on the master address only; torch's own listens on all of them."""
     from torch._C._distributed_c10d import TCPStore
 
-    address, port = identity.master_addr, identity.master_port
-    is_master = identity.rank == 0
-    listener = None
-    if is_master:
-        family = socket.getaddrinfo(address, port)[0][0]
-        listener = socket.create_server((address, port), family=family, backlog=1024).detach()
     return TCPStore(
-        address,
-        port,
+        identity.master_addr,
+        identity.master_port,
         identity.world_size,
-        is_master=is_master,
+        is_master=identity.rank == 0,
         timeout=timeout,
-        master_listen_fd=listener,
-    )
-
-
-def _interface_towards(address: str) -> str:
-    """The interface that carries this host's route to `address`.
-
-    Gloo would take the one that the host's own name resolves to, which may be loopback.
-    """
-    family, kind, *_, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(target)
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == own for known in addresses):
-            return name
-    raise AllreduceError(
-        f"no interface of this host has the address {own}, from which it reaches {address}; name "
-        "one in cluster.env GLOO_SOCKET_IFNAME"
+        master_listen_fd=open_listener(identity),
     )

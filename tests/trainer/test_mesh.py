@@ -8,13 +8,9 @@ import torch
 import torch.distributed as dist
 
 from storage.job import RankIdentity
+from storage.rendezvous import RendezvousError, interface_towards
 from tests.trainer.distributed import free_port, run_distributed_test, start_ranks
-from trainer.parallel.mesh import (
-    RendezvousError,
-    interface_towards,
-    set_timeout,
-    start_process_group,
-)
+from trainer.parallel.mesh import set_timeout, start_process_group
 
 CPU = torch.device("cpu")
 ALONE = RankIdentity(

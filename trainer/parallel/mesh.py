@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from storage.errors import HeadraceError
 from storage.job import RankIdentity
+from storage.rendezvous import RendezvousError, interface_towards, open_listener
 
 SHARD_AXIS = "dp_shard"
-
-
-class RendezvousError(HeadraceError):
-    """The ranks could not meet."""
 
 
 def pick_device(identity: RankIdentity) -> torch.device:
@@ -67,42 +61,12 @@ def set_timeout(mesh: DeviceMesh, *, timeout_s: float) -> None:
         _set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
-def interface_towards(address: str) -> str:
-    """The interface whose address this host uses to reach `address`.
-
-    Gloo would resolve the host's name, which Debian maps to 127.0.1.1 and which several network
-    namespaces of one host share.
-    """
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        own = probe.getsockname()[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == own for known in addresses):
-            return name
-    raise RendezvousError(
-        f"no interface of this host has the address {own} that it would reach {address} from; "
-        "name one in cluster.env GLOO_SOCKET_IFNAME"
-    )
-
-
 def _meeting_point(identity: RankIdentity, timeout: timedelta) -> Store:
-    """torch's TCP store, whose server listens on the master address alone, not on all of them."""
-    listener = None
-    if identity.rank == 0:
-        listener = socket.create_server(
-            (identity.master_addr, identity.master_port),
-            family=_family(identity.master_addr),
-            backlog=1024,
-        )
     return TCPStore(
         identity.master_addr,
         identity.master_port,
         identity.world_size,
         is_master=identity.rank == 0,
         timeout=timeout,
-        master_listen_fd=None if listener is None else listener.detach(),
+        master_listen_fd=open_listener(identity),
     )
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(address, None)[0][0]
