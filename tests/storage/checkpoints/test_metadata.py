@@ -65,7 +65,6 @@ def tensor(dtype: str = "float32", *, split: int = 2, rows: int = 4) -> tuple[Te
     "value",
     [object(), math.nan, math.inf, np.float32(1.0), Stage.TRAIN, [1, {2}], b"bytes", (object(),)],
     ids=["object", "nan", "inf", "numpy", "enum", "set", "bytes", "object in a tuple"],
-    ids=str,
 )
 def test_what_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(CheckpointError, match=r"cannot save 'bad.*holds tensors and JSON values"):
