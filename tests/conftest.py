@@ -15,6 +15,7 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 TEST_SHAPE = ClusterShape(name="ht", subnet="10.98.7.0/24", num_nodes=4, cpu_quota=0.4)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two workers share the tests: one has all that needs the one cluster, the other the rest.
 
