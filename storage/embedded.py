@@ -163,7 +163,7 @@ class EmbeddedStore:
         except OSError as error:
             raise StoreError(
                 f"the embedded store cannot use its directory {str(self.directory)!r}: {error}; "
-                "name a writable one in `store.embedded.directory`"
+                "name a folder that can be written in `workdir`, or in `store.embedded.directory`"
             ) from error
 
     def _alive(self) -> bool:
@@ -291,7 +291,7 @@ class EmbeddedStore:
             raise StoreError(
                 f"the embedded store in {str(self.directory)!r} has {usage.free / 2**20:.0f} MiB "
                 f"of free space and needs {needed / 2**20:.0f} MiB; make room, or name another "
-                "`store.embedded.directory`"
+                "`workdir`, or `store.embedded.directory`"
             )
 
     def _make_credentials(self) -> None:

@@ -299,7 +299,7 @@ def test_bad_surroundings_are_one_clear_error(
 ) -> None:
     (tmp_path / "file").touch()
     nowhere = EmbeddedStore(directory=tmp_path / "file" / "x", host="127.0.0.1", bucket="headrace")
-    with pytest.raises(StoreError, match=r"cannot use its directory.*store\.embedded\.directory"):
+    with pytest.raises(StoreError, match=r"file/x'.* in `workdir`, or in `store\.embedded\.dir"):
         nowhere.ensure()
 
     with monkeypatch.context() as full:
