@@ -66,6 +66,13 @@ def build_engine(
             f"{sum(shard.tokens for shard in manifest.of_split('train'))} tokens; lower it, or "
             "add documents"
         )
+    epochs = require_samples(data.num_samples, train=train, dataset_id=manifest.dataset_id)
+    if epochs > 1 and context.identity.rank == 0:
+        print(
+            f"train.steps {train.steps} × train.global_batch {train.global_batch} takes each of "
+            f"the {data.num_samples:,} training samples {epochs:,.1f} times",
+            flush=True,
+        )
     device = pick_device(context.identity)
     if device.type == "cpu":
         torch.set_num_threads(train.threads)
@@ -109,6 +116,21 @@ def build_engine(
         data=data,
         held_out=_loader(context, manifest, train, "validation"),
     )
+
+
+def require_samples(num_samples: int, *, train: TrainSpec, dataset_id: str) -> float:
+    """How many epochs the training takes.
+
+    Raises:
+        SpecError: the samples do not fill one global batch, so that a step would repeat some.
+    """
+    if num_samples < train.global_batch:
+        raise SpecError(
+            f"train.global_batch {train.global_batch} must be at most the {num_samples} samples "
+            f"of train.sequence {train.sequence} tokens in the training split of data set "
+            f"{dataset_id}; lower it or train.sequence, or add documents to data.inputs"
+        )
+    return train.steps * train.global_batch / num_samples
 
 
 def _loader(context: JobContext, manifest: Manifest, train: TrainSpec, split: Split) -> ShardLoader:
