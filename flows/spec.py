@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
-from storage.spec import DataSpec, Model, RetentionSpec, StoreSpec
+from storage.spec import DataSpec, FolderOrFile, Model, RetentionSpec, StoreSpec
 from tasks.spec import SmokeSpec
 from trainer.spec import TrainSpec
 
@@ -23,7 +23,7 @@ class PipelineSpec(Model):
     run: RunName = Field(
         description="The run's stable name: lower-case letters, digits and '-', 48 at most."
     )
-    workdir: Path = Field(
+    workdir: FolderOrFile = Field(
         Path(".headrace"),
         description="Folder for logs, scripts and code, on a file system that all nodes share.",
     )
@@ -66,7 +66,7 @@ class PipelineSpec(Model):
 
     def anchored(self, base: Path) -> Self:
         """The same spec with its relative paths taken from `base`: it then means the same in any
-        process, whatever its working directory."""
+        process, whatever its working directory. What Headrace itself writes is then no input."""
 
         def at(path: Path | None) -> Path | None:
             return None if path is None else base / path.expanduser()
@@ -75,6 +75,7 @@ class PipelineSpec(Model):
             return text if "://" in text else str(at(Path(text)))
 
         data, store, cluster = self.data, self.store, self.cluster
+        own = [self.workdir, *filter(None, [store.embedded.directory])]
         embedded = store.embedded.model_copy(update={"directory": at(store.embedded.directory)})
         return self.model_copy(
             update={
@@ -91,6 +92,10 @@ class PipelineSpec(Model):
                 "data": data.model_copy(
                     update={
                         "inputs": tuple(text_at(item) for item in data.inputs),
+                        # Once each, so that what is anchored already stays as it is.
+                        "exclude": tuple(
+                            dict.fromkeys(text_at(str(item)) for item in (*data.exclude, *own))
+                        ),
                         "tokenizer": data.tokenizer
                         if data.tokenizer == BYTES
                         else text_at(data.tokenizer),

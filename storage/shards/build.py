@@ -62,7 +62,8 @@ def plan_shards(data: DataSpec) -> ShardJob:
         tokenizer = str(Path(data.tokenizer).expanduser().absolute())
         data = data.model_copy(update={"tokenizer": tokenizer})
     plan = ShardJob(
-        data=data,
+        # What was excluded shows in the list: another workdir alone makes no other data set.
+        data=data.model_copy(update={"exclude": ()}),
         inputs=freeze_inputs(data),
         tokenizer_digest=open_tokenizer(data).digest,
         build="",

@@ -6,6 +6,7 @@ named by file and position.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -67,15 +68,18 @@ def freeze_inputs(data: DataSpec) -> tuple[InputFile, ...]:
 
     A directory is read recursively; a glob names files, as in a shell. Hidden files and folders
     are left out unless an entry names them. Links to files are followed, links to directories not.
+    What lies in a folder of `data.exclude` is left out, by whatever name it is reached.
 
     Raises:
-        SpecError: an entry matches no file.
+        SpecError: an entry matches no file, or none outside `data.exclude`.
     """
+    excluded = _Excluded(data.exclude)
     found: set[Path] = set()
     for index, pattern in enumerate(data.inputs):
-        matches = _matches(Path(pattern).expanduser())
+        matches, held_back = _matches(Path(pattern).expanduser(), excluded)
         if not matches:
-            raise SpecError(f"data.inputs[{index}] {pattern!r} {_why_no_file(pattern)}")
+            reason = _why_no_file(pattern) if held_back is None else _why_excluded(held_back)
+            raise SpecError(f"data.inputs[{index}] {pattern!r} {reason}")
         # Not `absolute()`, which leaves `..` in, so that one file would be read under two names.
         found.update(Path(os.path.abspath(path)) for path in matches)  # noqa: PTH100
     return tuple(_freeze(path) for path in sorted(found, key=str))
@@ -182,29 +186,75 @@ def _is_json_lines(path: Path, data: DataSpec) -> bool:
     return data.format == "jsonl"
 
 
-def _matches(pattern: Path) -> list[Path]:
+class _Excluded:
+    """The folders of `data.exclude`, compared by where paths really lead."""
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        self._folders = {_real(Path(folder).expanduser()): folder for folder in folders}
+        self._names = {folder.name for folder in self._folders} | {"", ".."}
+        # Of a folder's files only the links are resolved one by one: corpora have millions.
+        self._parents: dict[Path, str | None] = {}
+
+    def folder_of(self, path: Path) -> str | None:
+        """The folder of `data.exclude` that `path` lies in or is, as the spec names it."""
+        if not self._folders:
+            return None
+        if path.parent not in self._parents:
+            self._parents[path.parent] = self._holding(_real(path.parent))
+        inside = self._parents[path.parent]
+        # Path.is_symlink raises where a folder may not be entered.
+        if inside is None and (os.path.islink(path) or path.name in self._names):  # noqa: PTH114
+            return self._holding(_real(path))
+        return inside
+
+    def _holding(self, place: Path) -> str | None:
+        return next(
+            (self._folders[each] for each in (place, *place.parents) if each in self._folders), None
+        )
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads; Path.resolve fails on links in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def _matches(pattern: Path, excluded: _Excluded) -> tuple[list[Path], str | None]:
+    """The files of an entry, and the folder of `data.exclude` that held others back, if any did."""
+    inside = excluded.folder_of(pattern)
+    if inside is not None:
+        return [], inside
     if pattern.is_dir():
-        return list(_files_below(pattern))
+        return list(_files_below(pattern, excluded)), None
     if pattern.is_symlink() or pattern.exists():
-        return [pattern]
+        return [pattern], None
     # Path.glob refuses absolute patterns.
     found = map(Path, glob.iglob(str(pattern), recursive=True))  # noqa: PTH207
-    return [path for path in found if not path.is_dir()]
+    files = {path: excluded.folder_of(path) for path in found if not path.is_dir()}
+    held_back = next((folder for folder in files.values() if folder is not None), None)
+    return [path for path, folder in files.items() if folder is None], held_back
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
+def _files_below(directory: Path, excluded: _Excluded) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise SpecError(f"data.inputs: {error.filename!r} cannot be listed: {error.strerror}")
 
     for folder, folders, names in os.walk(directory, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and excluded.folder_of(Path(folder, name)) is None
+        ]
+        files = (Path(folder, name) for name in names if not name.startswith("."))
+        yield from (path for path in files if excluded.folder_of(path) is None)
 
 
 def _freeze(path: Path) -> InputFile:
     try:
         state = path.stat()
-    except (FileNotFoundError, PermissionError):
+    except OSError as error:
+        # The last is a link in a circle. Any other means that the file system itself fails.
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP):
+            raise
         return InputFile(path=path, size_bytes=0, modified_ns=None)
     if not stat.S_ISREG(state.st_mode):
         return InputFile(path=path, size_bytes=0, modified_ns=None)
@@ -215,8 +265,15 @@ def _why_no_file(pattern: str) -> str:
     if pattern.startswith("s3://"):
         return "names a bucket, and inputs are paths; copy it to a file system that nodes mount"
     if Path(pattern).expanduser().is_dir():
-        return "is a directory without a file that is not hidden; name another"
+        return "is a directory without a file that is neither hidden nor excluded; name another"
     return f"matches no file, looked for from {Path.cwd()}; correct the path, or name a directory"
+
+
+def _why_excluded(folder: str) -> str:
+    return (
+        f"lies in {folder!r}, from which nothing is taken: it is the workdir, the embedded store's "
+        "folder or a part of data.exclude; keep the documents elsewhere, or name another workdir"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -167,3 +167,34 @@ def test_what_is_no_readable_text_is_bad_or_empty_but_never_gone(tmp_path: Path)
         BadDocument(path=str(tmp_path / "fifo"), reason="a broken link, or no regular file"),
         BadDocument(path=str(tmp_path / "latin.txt"), reason="not UTF-8 at byte 3"),
     ]
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*", "work*/*/*", "link/store/*", "*"])
+def test_nothing_is_taken_from_an_excluded_folder_by_whatever_name(
+    tmp_path: Path, pattern: str
+) -> None:
+    write(tmp_path / "work" / "store" / "credentials", "secret")
+    write(tmp_path / "work" / "run" / "rank.0.log")
+    write(tmp_path / "workers.txt")
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    (tmp_path / "key.txt").symlink_to(tmp_path / "work" / "store" / "credentials")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    entry = f"{tmp_path}/{pattern}"
+    data = spec(entry, tmp_path / "workers.txt", exclude=[str(tmp_path / "work")])
+    if pattern in ("work*/*/*", "link/store/*"):
+        with pytest.raises(SpecError, match=r"data\.inputs\[0\].*/work', .*keep the documents"):
+            freeze_inputs(data)
+    else:
+        assert set(names(freeze_inputs(data), tmp_path)) <= {"circle", "workers.txt"}
+
+
+@pytest.mark.parametrize("entry", ["work", "work/store", "link", "work/store/credentials"])
+def test_an_entry_inside_an_excluded_folder_is_refused_with_both_names(
+    tmp_path: Path, entry: str
+) -> None:
+    write(tmp_path / "work" / "store" / "credentials", "secret")
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    work = str(tmp_path / "work")
+    with pytest.raises(SpecError) as caught:
+        freeze_inputs(spec(tmp_path / entry, exclude=[work]))
+    assert f"data.inputs[0] {str(tmp_path / entry)!r} lies in {work!r}" in str(caught.value)
