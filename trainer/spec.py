@@ -8,16 +8,22 @@ from pydantic import Field, model_validator
 
 from storage.spec import Model
 
+MAX_STEPS = 10**9
+
 
 class ModelSpec(Model):
     """A Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
 
-    dim: int = Field(128, ge=8, description="Width of the residual stream.")
-    layers: int = Field(4, ge=1)
-    heads: int = Field(4, ge=1)
-    kv_heads: int | None = Field(None, ge=1, description="By default as many as heads.")
-    ffn_dim: int | None = Field(None, ge=8, description="By default 8/3 · dim, up to 64s.")
-    vocab: int | None = Field(None, ge=2, description="By default the tokenizer's, up to 64s.")
+    dim: int = Field(128, ge=8, le=2**20, description="Width of the residual stream.")
+    layers: int = Field(4, ge=1, le=2**14)
+    heads: int = Field(4, ge=1, le=2**14)
+    kv_heads: int | None = Field(None, ge=1, le=2**14, description="By default as many as heads.")
+    ffn_dim: int | None = Field(
+        None, ge=8, le=2**22, description="By default 8/3 · dim, up to 64s."
+    )
+    vocab: int | None = Field(
+        None, ge=2, le=2**24, description="By default the tokenizer's, up to 64s."
+    )
     rope_theta: float = Field(10_000.0, gt=0)
     norm_eps: float = Field(1e-5, gt=0)
 
@@ -38,7 +44,7 @@ class ScheduleSpec(Model):
 
     peak_lr: float = Field(3e-4, gt=0)
     warmup_steps: int | None = Field(
-        None, ge=0, description="By default a tenth of the steps, 100 at most."
+        None, ge=0, le=MAX_STEPS, description="By default a tenth of the steps, 100 at most."
     )
     min_ratio: float = Field(0.1, ge=0, le=1, description="Final rate as a part of the peak.")
 
@@ -60,7 +66,7 @@ class OptimizerSpec(Model):
 class CheckpointSpec(Model):
     """When a checkpoint is saved."""
 
-    every_steps: int = Field(500, ge=1)
+    every_steps: int = Field(500, ge=1, le=MAX_STEPS)
 
 
 class WatchdogSpec(Model):
@@ -74,22 +80,24 @@ class TrainSpec(Model):
     """The training job. A global batch is `global_batch` sequences of `sequence` tokens."""
 
     model: ModelSpec = ModelSpec()
-    steps: int = Field(1_000, ge=1)
-    sequence: int = Field(512, ge=2, description="Tokens a sequence.")
-    global_batch: int = Field(64, ge=1, description="Sequences a step, over all ranks.")
-    micro_batch: int = Field(4, ge=1, description="Sequences a rank takes at once.")
+    steps: int = Field(1_000, ge=1, le=MAX_STEPS)
+    sequence: int = Field(512, ge=2, le=2**24, description="Tokens a sequence.")
+    global_batch: int = Field(64, ge=1, le=2**24, description="Sequences a step, over all ranks.")
+    micro_batch: int = Field(4, ge=1, le=2**24, description="Sequences a rank takes at once.")
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     schedule: ScheduleSpec = ScheduleSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
-    validate_every_steps: int = Field(500, ge=1)
-    validate_batches: int = Field(8, ge=1, description="Global batches of the held-out split.")
-    log_every_steps: int = Field(10, ge=1)
+    validate_every_steps: int = Field(500, ge=1, le=MAX_STEPS)
+    validate_batches: int = Field(
+        8, ge=1, le=10**6, description="Global batches of the held-out split."
+    )
+    log_every_steps: int = Field(10, ge=1, le=MAX_STEPS)
     start_timeout_s: float = Field(600.0, gt=0, description="Bound on start-up collectives.")
     step_timeout_s: float = Field(300.0, gt=0, description="Bound on collectives in training.")
     watchdog: WatchdogSpec = WatchdogSpec()
-    threads: int = Field(1, ge=1, description="CPU threads a rank.")
+    threads: int = Field(1, ge=1, le=4096, description="CPU threads a rank.")
 
     @model_validator(mode="after")
     def _warmup_is_shorter(self) -> TrainSpec:
@@ -119,8 +127,8 @@ class TrainSpec(Model):
 class SmokeRun(Model):
     """A rung: run so many steps, measure those after the warm-up, save nothing."""
 
-    steps: int = Field(ge=2)
-    warmup_steps: int = Field(ge=1)
+    steps: int = Field(ge=2, le=MAX_STEPS)
+    warmup_steps: int = Field(ge=1, le=MAX_STEPS)
 
 
 class TrainerJob(Model):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from flows.loading import SpecFileError, load_spec
+from storage.errors import SpecError
+from storage.shards.inputs import freeze_inputs
 
 LEAST = "run: a\ndata: {inputs: [x]}\n"
 
@@ -46,6 +48,12 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("cluster: {nodes: 1.5}", 3, "cluster.nodes", ["value 1.5", "whole number"]),
         ("cluster: {nodes: four}", 3, "cluster.nodes", ['value "four"', "whole number"]),
         ("cluster: {nodes: yes}", 3, "cluster.nodes", ["value true", "truth value"]),
+        ("train: {steps: true}", 3, "train.steps", ["value true", "truth value", "a number"]),
+        ("retry: {backoff_s: off}", 3, "retry.backoff_s", ["value false", "truth value"]),
+        ("smoke: {rungs: [yes, 2]}", 3, "smoke.rungs[0]", ["value true", "truth value"]),
+        ("smoke: {rungs: yes}", 3, "smoke.rungs", ["value true", "must be a list"]),
+        ("cluster: {env: {C: true}}", 3, "cluster.env.C", ["value true", "must be text"]),
+        ("cluster: yes", 3, "cluster", ["value true", "block of keys"]),
         ("cluster: {kind: slrm}", 3, "cluster.kind", ["'local' or 'slurm'", "mean `slurm`"]),
         ("cluster:\n  nods: 3", 4, "cluster.nods", ["unknown key", "did you mean `nodes`"]),
         ("cluster: {steps: 3}", 3, "cluster.steps", ["belongs at `smoke.steps` or `train.steps`"]),
@@ -61,6 +69,19 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("store: {aws: maybe}", 3, "store.aws", ["true or false"]),
         ("store: {bucket: x}", 3, "store.bucket", ["at least 3 characters", "lengthen it"]),
         ("store: {prefix: /x/}", 3, "store.prefix", ["'/x/'", "write 'x'"]),
+        ("store: {prefix: a/../b}", 3, "store.prefix", ["'a/../b'", "'..'", "remove it"]),
+        ("store: {bucket: My_Data}", 3, "store.bucket", ["'My_Data'", "lower-case", "rename"]),
+        ("store: {bucket: data.}", 3, "store.bucket", ["'data.'", "begin and end", "rename"]),
+        ("store: {endpoint_url: s3.x:90}", 3, "store.endpoint_url", ["'s3.x:90'", "http://"]),
+        ("store: {endpoint_url: 'http://'}", 3, "store.endpoint_url", ["'http://'", "a host"]),
+        ("store: {endpoint_url: 'http://h:99999'}", 3, "store.endpoint_url", ["65535"]),
+        ("store: {endpoint_url: 'http://k:s@h'}", 3, "store.endpoint_url", ["no credentials"]),
+        ("store: {embedded: {directory: ''}}", 3, "store.embedded.directory", ["white space"]),
+        ("workdir: ' '", 3, "workdir", ["value ' '", "'.' for the working directory"]),
+        ("train: {steps: 1000000001}", 3, "train.steps", ["at most 1000000000", "lower it"]),
+        ("train: {sequence: 16777217}", 3, "train.sequence", ["at most 16777216"]),
+        ("train: {global_batch: 16777220}", 3, "train.global_batch", ["at most 16777216"]),
+        ("train: {micro_batch: 16777217}", 3, "train.micro_batch", ["at most 16777216"]),
         ("smoke: {rungs: []}", 3, "smoke.rungs", ["at least 1 item"]),
         ("smoke: {rungs: [4, 2]}", 3, "smoke.rungs", ["[4, 2]", "must be positive and grow"]),
         ("retention: {keep: {last: 1}}", 3, "retention.keep.last", ["value 1", "at least 2"]),
@@ -87,6 +108,27 @@ def test_a_mistake_is_told_with_line_field_bound_and_remedy(
     assert message.startswith(f"{line}: {field}: "), message
     for part in parts:
         assert part in message
+
+
+def test_a_blank_input_is_refused_not_taken_as_the_working_directory(write) -> None:
+    assert told(write("run: a\ndata: {inputs: [x, '']}\n")) == [
+        "2: data.inputs[1]: value ''; must hold at least one character that is no white space; "
+        "write '.' for the working directory, or remove it"
+    ]
+
+
+def test_what_headrace_writes_is_no_input(write, tmp_path: Path) -> None:
+    """The embedded store's folder holds a secret, and the workdir the logs of the run itself."""
+    for name in ("doc.txt", "work/run/rank.0.log", "objects/credentials"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    text = "run: a\nworkdir: work\nstore: {embedded: {directory: objects}}\ndata: {inputs: [%s]}\n"
+    spec = load_spec(write(text % "'*.txt', '**/*'"), base=tmp_path)
+    for each in (spec, spec.renamed("b").anchored(Path("/elsewhere"))):
+        files = freeze_inputs(each.data)
+        assert [file.path.name for file in files] == ["doc.txt", "spec.yaml"]
+    with pytest.raises(SpecError, match=r"data\.inputs\[0\] .*objects.* keep the documents"):
+        freeze_inputs(load_spec(write(text % "objects/cred*"), base=tmp_path).data)
 
 
 def test_each_of_several_mistakes_is_told_once_in_the_order_of_lines(write) -> None:
