@@ -126,8 +126,8 @@ def connect(home: Home, *, say: Say) -> str:
     return record.ui_url
 
 
-def ensure_server(home: Home, *, say: Say) -> ServerRecord:
-    """The server of this home, started in the background where none runs.
+def ensure_server(home: Home, *, say: Say, port: int | None = None) -> ServerRecord:
+    """The server of this home, started in the background, at `port`, where none runs.
 
     Raises:
         ServerUnavailableError: it did not come up.
@@ -138,7 +138,7 @@ def ensure_server(home: Home, *, say: Say) -> ServerRecord:
     started = None
     if not home.is_served():
         say("Starting a Prefect server in the background (`headrace serve --stop` ends it).")
-        started = _start_in_background(home)
+        started = _start_in_background(home, port=port)
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         found = find_server(home)
@@ -187,25 +187,57 @@ def end_children(children: Sequence[Child]) -> bool:
 def free_port(*, preferred: int | None) -> int:
     """`preferred` when it is free, else any port that is; another process may be faster."""
     for port in (preferred, 0):
-        if port is None:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
+        found = None if port is None else _bound(port)
+        if found is not None:
+            return found
     raise ServerUnavailableError(
         f"{HOST} has no free port; end some of the programs that listen there"
     )
 
 
-def _start_in_background(home: Home) -> subprocess.Popen[bytes]:
+def require_port(port: int) -> int:
+    """`port`, which can be bound.
+
+    Raises:
+        ServerUnavailableError: something, maybe the server of another home, listens there.
+    """
+    if _bound(port) is None:
+        raise ServerUnavailableError(
+            f"port {port} of {HOST} is in use by another program, maybe by the server of another "
+            "HEADRACE_HOME; end that one, give another --port, or leave --port out for a free one"
+        )
+    return port
+
+
+def listens(process: psutil.Process, port: int) -> bool:
+    """Whether this process, or one below it, is the one that listens at `port`."""
+    try:
+        return any(
+            one.status == psutil.CONN_LISTEN and one.laddr.port == port
+            for member in (process, *process.children(recursive=True))
+            for one in member.net_connections(kind="tcp")
+        )
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _bound(port: int) -> int | None:
+    """The port that a socket was bound to for a moment; None where that is refused."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return None
+        return int(probe.getsockname()[1])
+
+
+def _start_in_background(home: Home, *, port: int | None) -> subprocess.Popen[bytes]:
     home.make()
+    options = [] if port is None else ["--port", str(port)]
     with home.log.open("ab") as log:
         return subprocess.Popen(
-            command("serve"),
+            command("serve", *options),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -30,6 +30,8 @@ from flows.server import (
     free_port,
     import_settings,
     is_healthy,
+    listens,
+    require_port,
     server_settings,
     tail,
 )
@@ -69,6 +71,10 @@ class _Service:
         if self.process is None or self.process.poll() is not None:
             return None
         return Child(name=self.name, process=ProcessRef.of(self.process.pid))
+
+    def listens(self, port: int) -> bool:
+        process = self.child.process.find() if self.child is not None else None
+        return process is not None and listens(process, port)
 
     def is_due(self) -> bool:
         """Whether it has ended and its pause is over."""
@@ -114,7 +120,10 @@ class Supervisor:
             self._serve(last)
 
     def _serve(self, last: ServerRecord | None) -> None:
-        port = self._port or free_port(preferred=last.port if last else None)
+        if self._port is not None:
+            port = require_port(self._port)
+        else:
+            port = free_port(preferred=last.port if last else None)
         api_url = f"http://{HOST}:{port}/api"
         record = ServerRecord(api_url=api_url, supervisor=ProcessRef.of(os.getpid()))
         server = _Service(
@@ -136,7 +145,7 @@ class Supervisor:
             # While the server starts: this takes seconds, too.
             from flows.deploy import deploy_all
 
-            self._wait_until_healthy(api_url, server)
+            self._wait_until_healthy(record, server)
             if not self._stop.is_set():
                 deploy_all()
                 worker.start()
@@ -161,9 +170,10 @@ class Supervisor:
         children = tuple(child for service in services if (child := service.child) is not None)
         self._home.write_record(replace(record, children=children))
 
-    def _wait_until_healthy(self, api_url: str, server: _Service) -> None:
+    def _wait_until_healthy(self, record: ServerRecord, server: _Service) -> None:
+        """Until our own server answers: another's at its port must never see our password."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_healthy(api_url):
+        while not (server.listens(record.port) and is_healthy(record.api_url)):
             if self._stop.is_set():
                 return
             if server.child is None or time.monotonic() > deadline:

@@ -44,7 +44,12 @@ def serve(
         ended = stop_server(home)
         typer.echo("Stopped; flow runs and their jobs go on." if ended else "Nothing was running.")
     elif background:
-        record = ensure_server(home, say=typer.echo)
+        record = ensure_server(home, say=typer.echo, port=port)
+        if port not in (None, record.port):
+            typer.echo(
+                f"It runs already, at port {record.port} and not {port}; to move it, give "
+                f"`headrace serve --stop`, then `headrace serve --background --port {port}`."
+            )
         typer.echo(f"Prefect is at {record.ui_url}; log in with the line in {home.auth}")
     else:
         Supervisor(home, say=typer.echo, port=port).serve()

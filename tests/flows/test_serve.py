@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,7 +20,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 import headrace
 from flows.deploy import job_variables
 from flows.home import SERVER, WORKER, Home, ServerRecord
-from flows.server import POOL, find_server
+from flows.server import HOST, POOL, find_server, free_port, listens
 from tests.flows.waiting import wait_for
 
 SLOW_FLOW = """
@@ -78,9 +81,12 @@ class Serving:
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     serving = Serving(tmp_path_factory.mktemp("serving"))
-    told = serving.headrace("serve", "--background")
+    port = free_port(preferred=None)
+    told = serving.headrace("serve", "--background", "--port", str(port))
     try:
         assert told.returncode == 0, told.stderr
+        assert serving.record.port == port
+        assert "It runs already" not in told.stdout
         assert f"Prefect is at {serving.record.ui_url}" in told.stdout
         assert str(serving.home.auth) in told.stdout
         assert serving.home.auth_string() not in told.stdout
@@ -122,9 +128,50 @@ def test_a_second_one_is_refused_and_asking_again_finds_the_first(serving: Servi
     assert told.returncode == 1
     assert "is running already" in told.stderr
     assert "Traceback" not in told.stderr
-    again = serving.headrace("serve", "--background")
+    again = serving.headrace("serve", "--background", "--port", "1024")
     assert again.returncode == 0
     assert serving.record.ui_url in again.stdout
+    assert f"runs already, at port {serving.record.port} and not 1024" in again.stdout
+
+
+class _Foreign(BaseHTTPRequestHandler):
+    """The server of somebody else: healthy, and closed to our password."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/api/health" else 401)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    with HTTPServer((HOST, 0), _Foreign) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def test_a_port_that_another_server_holds_is_refused_in_one_line(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    told = Serving(tmp_path).headrace("serve", "--port", str(foreign_port))
+    assert told.returncode == 1
+    assert f"port {foreign_port} of 127.0.0.1 is in use" in told.stderr
+    assert "another --port" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_only_who_listens_at_the_port_is_taken_for_the_server(foreign_port: int) -> None:
+    assert listens(psutil.Process(), foreign_port)
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as other:
+        assert not listens(psutil.Process(other.pid), foreign_port)
+        other.communicate(b"\n")
 
 
 def test_a_flow_run_outlives_its_worker_and_the_worker_comes_back(
