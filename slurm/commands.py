@@ -12,11 +12,12 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
-from storage.errors import SlurmError
+from storage.errors import SlurmError, SpecError
 
 TIMEOUT_S = 60.0
 
@@ -110,16 +111,41 @@ class SystemCommands:
     def __init__(
         self, *, slurm_conf: Path | None = None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._environment = command_environment(environ, slurm_conf=slurm_conf)
+        self._named_environment = command_environment(environ, slurm_conf=slurm_conf)
+        self._config_field = "SLURM_CONF" if slurm_conf is None else "cluster.slurm_conf"
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        """Slurm retries a configuration that cannot be read for a minute, in silence.
+
+        So it is read before the first command; a job's script can be shown without it.
+
+        Raises:
+            SpecError: it cannot be read.
+        """
+        named = self._named_environment.get("SLURM_CONF")
+        if named is not None:
+            try:
+                with Path(named).open("rb"):
+                    pass
+            except OSError as error:
+                field = self._config_field
+                raise SpecError(
+                    f"{field} {named!r} cannot be read: {error.strerror}; correct the path, or "
+                    f"leave {field} out where the site's own slurm.conf serves"
+                ) from None
+        return self._named_environment
 
     def run(self, command: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> CommandResult:
+        """As in `Commands`; a SpecError where the named configuration cannot be read."""
+        environment = self._environment
         try:
             done = subprocess.run(
                 command,
                 capture_output=True,
                 check=False,
                 encoding="utf-8",
-                env=self._environment,
+                env=environment,
                 errors="replace",
                 stdin=subprocess.DEVNULL,
                 timeout=timeout_s,

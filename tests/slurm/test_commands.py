@@ -24,7 +24,7 @@ from slurm.commands import (
     parse_queue,
     run_checked,
 )
-from storage.errors import SlurmError
+from storage.errors import SlurmError, SpecError
 
 QUEUE = """\
 12|RUNNING|n[1-2]|None|demo-train-0001-aa
@@ -171,6 +171,21 @@ def test_only_what_a_job_may_see_is_passed_on() -> None:
     assert set(command_environment(environ)) == kept
     named = command_environment(environ, slurm_conf=Path("/other.conf"))
     assert named["SLURM_CONF"] == "/other.conf"
+
+
+def test_a_slurm_conf_that_cannot_be_read_is_refused_before_slurm_retries_it(
+    tmp_path: Path,
+) -> None:
+    gone = tmp_path / "gone.conf"
+    with pytest.raises(
+        SpecError, match=r"^cluster\.slurm_conf '.*gone\.conf' cannot be read: No s"
+    ):
+        SystemCommands(slurm_conf=gone, environ={}).run(["sinfo"])
+    with pytest.raises(SpecError, match=r"^SLURM_CONF .* correct the path, or leave SLURM_CONF"):
+        SystemCommands(environ={"SLURM_CONF": str(gone)}).run(["sinfo"])
+    gone.touch()
+    found = SystemCommands(slurm_conf=gone, environ={"SLURM_CONF": "/overruled"})
+    assert found.run([sys.executable, "-c", ""]).returncode == 0
 
 
 def test_a_command_that_stays_silent_is_killed() -> None:
