@@ -153,11 +153,11 @@ def _slurm_state(evidence: Evidence) -> Diagnosis | None:
         for state, what in said:
             if state in row.states:
                 culprits = _absent_nodes(evidence) if row.kind is Kind.HARDWARE else ()
-                subject = what if what == "job" else f"step {what}"
+                subject = "the job" if what == "job" else f"step {what}"
                 return Diagnosis(
                     kind=row.kind,
                     culprit_nodes=culprits,
-                    evidence=_words(f"Slurm: {subject} {state}", *_node_words(evidence, culprits)),
+                    evidence=_words(f"{subject} ended {state}", *_node_words(evidence, culprits)),
                 )
     if "0:125" in {job.exit_code, *(step.exit_code for step in job.steps)}:
         return Diagnosis(kind=Kind.MEMORY, evidence=("Slurm: exit code 0:125",))
@@ -182,7 +182,7 @@ def _cancelled_from_outside(evidence: Evidence) -> Diagnosis | None:
     who = "its owner" if is_owner else f"user id {by[1] if by else '?'}"
     return Diagnosis(
         kind=Kind.OPERATOR if is_owner else Kind.SITE,
-        evidence=(f"Slurm: {job.raw_state}; cancelled by {who}, not by Headrace",),
+        evidence=(f"the job ended {job.raw_state}; cancelled by {who}, not by Headrace",),
     )
 
 
@@ -297,9 +297,17 @@ def _unknown(evidence: Evidence) -> Diagnosis:
     if word is not None:
         said = root_of(word.error) or f"left with {word.code}"
         return Diagnosis(kind=Kind.UNKNOWN, evidence=_words(f"{_where(word)}{said}"))
-    state = f"Slurm: {job.raw_state or job.state} {job.exit_code}".strip() if job else "no job"
     last = _last_line(evidence.log_tail)
-    return Diagnosis(kind=Kind.UNKNOWN, evidence=_words(f"{state}, and no exit record", last))
+    said = f"{_seen_from_outside(job)}, and no exit record"
+    return Diagnosis(kind=Kind.UNKNOWN, evidence=_words(said, last))
+
+
+def _seen_from_outside(job: JobObservation | None) -> str:
+    """The job's end in the cluster's words. They name no Slurm: a local job ends in them, too."""
+    if job is None:
+        return "no job"
+    verb = "ended" if job.state is JobState.ENDED else "is"
+    return f"the job {verb} {job.raw_state or job.state} {job.exit_code}".strip()
 
 
 def _testimony(evidence: Evidence) -> str:

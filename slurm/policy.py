@@ -164,10 +164,16 @@ def _try_again(diagnosis: Diagnosis, past: _Past, retry: RetrySpec, *, seed: int
         delay_s = _backoff_s(retry, failures=failures, seed=seed)
     return Decision(
         action=Action.RETRY_ELSEWHERE if culprits else Action.RESUME,
-        reason=f"without {', '.join(culprits)}" if culprits else "the cause may have passed",
+        reason=f"without {', '.join(culprits)}" if culprits else _why_again(diagnosis.kind),
         exclude_nodes=culprits,
         delay_s=delay_s,
     )
+
+
+def _why_again(kind: Kind) -> str:
+    if kind is Kind.TIME:
+        return "time limit reached, or asked to leave; it goes on from what is committed"
+    return "the cause may have passed"
 
 
 def _backoff_s(retry: RetrySpec, *, failures: int, seed: int) -> float:

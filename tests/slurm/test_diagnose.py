@@ -94,13 +94,13 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         seen(job=job("NODE_FAIL", "1:0"), nodes=N2_DOWN),
         Kind.HARDWARE,
         ("n2",),
-        "Slurm: job NODE_FAIL",
+        "the job ended NODE_FAIL",
     ),
     "a node failed and is back, but its heartbeat had stopped": (
         seen(job=job("NODE_FAIL", "1:0"), beats=CUT),
         Kind.HARDWARE,
         ("n2",),
-        "Slurm: job NODE_FAIL",
+        "the job ended NODE_FAIL",
     ),
     "survivors of a dead node": (
         seen(an_exit(1, PEER), job(), N2_DOWN),
@@ -176,7 +176,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         seen(job=job("OUT_OF_MEMORY", "0:125")),
         Kind.MEMORY,
         (),
-        "Slurm: job OUT_OF_MEMORY",
+        "the job ended OUT_OF_MEMORY",
     ),
     "out of memory that only the step tells": (
         seen(
@@ -184,7 +184,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         ),
         Kind.MEMORY,
         (),
-        "step 0 OUT_OF_MEMORY",
+        "step 0 ended OUT_OF_MEMORY",
     ),
     "out of memory by our code": (seen(an_exit(84, "MemoryError")), Kind.MEMORY, (), "MemoryError"),
     "time limit": (seen(job=job("TIMEOUT", "0:0")), Kind.TIME, (), "TIMEOUT"),
@@ -281,7 +281,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         seen(job=job(), log_tail="last line"),
         Kind.UNKNOWN,
         (),
-        "Slurm: FAILED 1:0",
+        "the job ended FAILED 1:0, and no exit record",
     ),
 }
 

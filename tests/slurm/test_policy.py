@@ -114,6 +114,13 @@ def test_time_costs_nothing_when_steps_were_gained_and_is_counted_when_not() -> 
     assert judge(Kind.TIME, history=history).action is Action.GIVE_UP
 
 
+def test_a_job_whose_time_was_up_goes_on_and_nothing_is_said_of_a_cause() -> None:
+    reason = judge(Kind.TIME, newest=commit(90)).reason
+    assert "time limit reached" in reason
+    assert "goes on from what is committed" in reason
+    assert "cause" not in reason
+
+
 def test_preemption_and_loss_cost_nothing_however_often() -> None:
     for kind in (Kind.PREEMPTED, Kind.LOST):
         assert judge(kind, history=failed(*[kind] * 30)).action is Action.RESUME
