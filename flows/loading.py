@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from flows.mistakes import booleans_for_numbers, mistakes_in
+from flows.mistakes import mistakes_in, with_truth_values
 from flows.spec import PipelineSpec
 from flows.yaml_lines import Mistake, read_yaml
 from storage.errors import SpecError
@@ -57,9 +57,8 @@ def load_spec(
             ],
         )
     said = {(mistake.line, mistake.field) for mistake in mistakes}
-    mistakes += booleans_for_numbers(document.data, model=PipelineSpec, document=document)
     try:
-        spec = PipelineSpec.model_validate(document.data)
+        spec = PipelineSpec.model_validate(with_truth_values(document.data, model=PipelineSpec))
     except ValidationError as error:
         found = mistakes_in(error, model=PipelineSpec, document=document)
         mistakes += [mistake for mistake in found if (mistake.line, mistake.field) not in said]

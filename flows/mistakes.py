@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -61,20 +62,36 @@ def mistakes_in(
         )
 
 
-def booleans_for_numbers(
-    data: Any, *, model: type[BaseModel], document: Document
-) -> Iterator[Mistake]:
-    """Mistakes that pydantic forgives: `nodes: yes` is a YAML boolean, and would become 1."""
-    for path in document.lines:
-        value = _value_at(data, path)
-        field = field_at(model, path)
-        if isinstance(value, bool) and field is not None and not _mentions(field.annotation, bool):
-            yield Mistake(
-                line=document.line_of(path),
-                field=dotted(path),
-                message=f"value {_shown(value)}; YAML reads that word as a truth value; "
-                "write a number, or quote it",
-            )
+@dataclass(frozen=True)
+class TruthValue:
+    """A boolean where a number belongs: `nodes: yes`, which pydantic would take for 1."""
+
+    value: bool
+
+
+def with_truth_values(data: Any, *, model: type[BaseModel], path: Path = ()) -> Any:
+    """The data with each `TruthValue` marked, so that pydantic refuses it, and nothing else does.
+
+    A rule that compares fields is not asked about a block with such a value, so one mistake stays
+    one message.
+    """
+    if isinstance(data, dict):
+        return {
+            key: with_truth_values(value, model=model, path=(*path, key))
+            for key, value in data.items()
+        }
+    if isinstance(data, list):
+        return [
+            with_truth_values(value, model=model, path=(*path, index))
+            for index, value in enumerate(data)
+        ]
+    if not isinstance(data, bool):
+        return data
+    field = field_at(model, path)
+    if field is None or _mentions(field.annotation, bool):
+        return data
+    is_number = _mentions(field.annotation, int) or _mentions(field.annotation, float)
+    return TruthValue(data) if is_number else data
 
 
 def field_at(model: type[BaseModel], path: Path) -> FieldInfo | None:
@@ -121,6 +138,8 @@ def _message(detail: ErrorDetails, path: Path, model: type[BaseModel]) -> str:
     if kind in ("model_type", "model_attributes_type"):
         return f"{value}; must be a block of keys; write `name: value` lines below it"
     bound, remedy = _BOUNDS.get(kind, (detail["msg"], "change it"))
+    if isinstance(detail["input"], TruthValue) and kind in ("int_type", "float_type"):
+        remedy = "YAML reads that word as a truth value, so write a number"
     return f"{value}; {bound.format(**context)}{purpose}; {remedy}"
 
 
@@ -183,5 +202,9 @@ def _mentions(annotation: Any, kind: type) -> bool:
 def _shown(value: Any) -> str:
     if value is None:
         return "null"
-    text = str(value).lower() if isinstance(value, bool) else json.dumps(value, default=str)
+    text = json.dumps(value, default=_plain)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, TruthValue) else str(value)
