@@ -20,9 +20,16 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run
 	$(BIN)/headrace demo
 
+# Two at a time: what needs the cluster, whose jobs wait more than they compute, and the rest.
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.prepare
-	$(BIN)/python -m pytest -m 'not campaign' --numprocesses 2 --dist loadgroup --durations 15
+	@echo "The tests that need a cluster run beside the others and are shown after them."
+	@$(BIN)/python -m pytest -m 'slurm and not campaign' --durations 10 >.pytest-slurm.log 2>&1 & \
+	slurm=$$!; \
+	$(BIN)/python -m pytest -m 'not slurm and not campaign' --durations 10; rest=$$?; \
+	wait $$slurm; slurm=$$?; \
+	cat .pytest-slurm.log; \
+	exit $$((rest ? rest : slurm))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
