@@ -14,6 +14,10 @@ from tasks.scaling import Rung, ScalingVerdict, judge, to_text
 from tasks.spec import SmokeSpec
 from trainer.spec import SmokeRun, TrainerJob, TrainSpec
 
+MEASURED = frozenset({"model", "sequence", "micro_batch", "param_dtype", "threads"})
+"""What of `train` sets the work of a rung's step. The rest sets how many steps the training takes,
+what it does between them, how long it waits, or the values that the same work is done on."""
+
 
 def smoke(
     context: RunContext, spec: SmokeSpec, *, train: TrainSpec, manifest_key: str
@@ -41,7 +45,7 @@ def inputs(
     cluster = context.cluster_spec
     return {
         "smoke": spec,
-        "train": train,
+        "train": train.model_dump(include=set(MEASURED)),
         "dataset": load_manifest(context.ledger.store, manifest_key).dataset_id,
         "nodes": cluster.nodes,
         "ranks_per_node": cluster.ranks_per_node,

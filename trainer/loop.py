@@ -35,6 +35,7 @@ def run_training(engine: Engine) -> dict[str, Any]:
     Raises:
         JobExit: asked to leave (everything is saved), fenced, or diverged.
         CheckpointError: there are commits, but none can be loaded.
+        SpecError: the run is beyond the spec's last step, or took its samples in another order.
     """
     with (
         MetricsLog(engine.context) as metrics,
@@ -97,6 +98,7 @@ class _Training:
             dataset_id=self._engine.manifest.dataset_id,
         )
         if commit is not None:
+            self._require_not_beyond(commit.step)
             self._require_same_order(state["data_order"])
             self._engine.state.loaded()
             self._cursor = Cursor.of(commit)
@@ -111,6 +113,15 @@ class _Training:
         """What is saved: the tensors, and what gives the count of consumed samples its meaning."""
         order = {"seed": self._train.seed, "sequence": self._train.sequence}
         return {**self._engine.state.tensors(), "data_order": order}
+
+    def _require_not_beyond(self, committed: int) -> None:
+        """With no step left to take, the longer run's model would pass for the shorter one's."""
+        if committed > self._train.steps:
+            raise SpecError(
+                f"train.steps {self._train.steps} must be at least {committed}, the step that the "
+                f"run has committed; raise train.steps to at least {committed}, or give the run "
+                "another name"
+            )
 
     def _require_same_order(self, saved: dict[str, int]) -> None:
         for name, value in saved.items():

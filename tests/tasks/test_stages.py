@@ -422,6 +422,29 @@ def manifest_key(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -
     return keys.manifest
 
 
+OF_THE_STEP: list[dict[str, Any]] = [
+    {"model": {"layers": 5}},
+    {"sequence": 256},
+    {"micro_batch": 2},
+    {"param_dtype": "bfloat16"},
+    {"threads": 2},
+]
+BESIDE_THE_STEP: list[dict[str, Any]] = [
+    {"steps": 50},
+    {"global_batch": 128},
+    {"seed": 1},
+    {"schedule": {"peak_lr": 1e-3}},
+    {"optimizer": {"weight_decay": 0.2}},
+    {"checkpoint": {"every_steps": 7}},
+    {"validate_every_steps": 7},
+    {"validate_batches": 1},
+    {"log_every_steps": 1},
+    {"start_timeout_s": 60},
+    {"step_timeout_s": 60},
+    {"watchdog": {"floor_s": 60}},
+]
+
+
 class TestSmoke:
     SPEC = SmokeSpec(steps=8, warmup_steps=2)
     TRAIN = TrainSpec()
@@ -436,6 +459,11 @@ class TestSmoke:
         for nodes, speed in speeds.items():
             outputs = rung_outputs(nodes, speed)
             run.record(Stage.SMOKE, f"rung-{nodes}", asked=asked, outputs=outputs)
+
+    def asked(self, run: Run, manifest_key: str, changed: Mapping[str, Any]) -> str:
+        train = TrainSpec.model_validate(changed)
+        inputs = smoke_stage.inputs(run.context, self.SPEC, train=train, manifest_key=manifest_key)
+        return run.asked(Stage.SMOKE, inputs)
 
     def climb(self, run: Run, manifest_key: str) -> StageRecord:
         return smoke(run.context, self.SPEC, train=self.TRAIN, manifest_key=manifest_key)
@@ -478,6 +506,30 @@ class TestSmoke:
         with pytest.raises(AttemptFailed, match="rung-2"):
             self.climb(run, manifest_key)
         assert run.context.ledger.stage_records(Stage.SMOKE) == ()
+
+    @pytest.mark.parametrize("changed", OF_THE_STEP, ids=lambda changed: next(iter(changed)))
+    def test_what_changes_the_measured_step_calls_for_a_new_ladder(
+        self, make_run: Callable[..., Run], manifest_key: str, changed: Mapping[str, Any]
+    ) -> None:
+        assert self.asked(make_run(), manifest_key, changed) != self.asked(
+            make_run(), manifest_key, {}
+        )
+
+    def test_a_new_field_of_the_training_is_placed_on_one_side(self) -> None:
+        placed = [name for changed in (*OF_THE_STEP, *BESIDE_THE_STEP) for name in changed]
+        assert sorted(placed) == sorted(TrainSpec.model_fields)
+
+    @pytest.mark.parametrize("changed", BESIDE_THE_STEP, ids=lambda changed: next(iter(changed)))
+    def test_what_leaves_the_measured_step_as_it_is_keeps_the_ladder(
+        self, make_run: Callable[..., Run], manifest_key: str, changed: Mapping[str, Any]
+    ) -> None:
+        run = make_run()
+        run.cluster.takes_jobs = False
+        self.fill(run, manifest_key, {1: 1000, 2: 1900})
+        record = self.climb(run, manifest_key)
+        train = TrainSpec.model_validate(changed)
+        assert smoke(run.context, self.SPEC, train=train, manifest_key=manifest_key) == record
+        assert run.eyes.skipped == [Stage.SMOKE]
 
     def test_a_warm_up_as_long_as_the_rung_is_a_mistake_in_the_spec(self) -> None:
         with pytest.raises(ValidationError, match="warmup_steps 5 must be below steps 5"):

@@ -145,6 +145,19 @@ def test_the_order_of_samples_cannot_be_changed_in_the_middle_of_a_run(bench: Be
     assert error.startswith("train.seed 7 must stay 0")
 
 
+def test_a_run_beyond_the_last_step_of_the_spec_is_no_finished_one(bench: Bench) -> None:
+    """On every rank, and the run goes on as it was once the steps are raised again."""
+    run_distributed_test(run_job, 2, bench.job())
+    for error in run_distributed_test(refused, 2, bench.job(changed(steps=4), attempt=2)):
+        assert error == (
+            "train.steps 4 must be at least 8, the step that the run has committed; "
+            "raise train.steps to at least 8, or give the run another name"
+        )
+    assert [commit.step for commit in commits(bench)] == [8, 4]
+    for rank in run_distributed_test(run_job, 2, bench.job(changed(steps=9), attempt=3)):
+        assert (rank.code, rank.outputs["final_step"]) == (ExitCode.DONE, 9)
+
+
 def close(bench: Bench, job: JobDescription) -> None:
     end = End(
         diagnosis=Diagnosis(kind=Kind.LOST),
