@@ -7,6 +7,7 @@ second; the server itself runs no thread, which is what makes forking it safe.
 from __future__ import annotations
 
 import multiprocessing
+import contextlib
 import os
 import pickle
 import signal
@@ -79,8 +80,10 @@ class RankProcess:
         return self._process.exitcode
 
     def kill(self) -> None:
+        # The fork server tells of an end a moment after it, so the process may be gone already.
         if self._process.is_alive():
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
         self._process.join(DEADLINE_S)
         self._pipe.close()
 
