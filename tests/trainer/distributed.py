@@ -6,8 +6,8 @@ second; the server itself runs no thread, which is what makes forking it safe.
 
 from __future__ import annotations
 
-import multiprocessing
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
