@@ -6,11 +6,18 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from slurm.devcluster import ClusterShape, DevCluster, DevClusterUnavailable
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+# How long an example takes says nothing on a machine that does other things, too.
+settings.register_profile(
+    "headrace", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("headrace")
 
 TEST_SHAPE = ClusterShape(name="ht", subnet="10.98.7.0/24", num_nodes=4, cpu_quota=0.4)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.checkpoints.lineage import counting, trace
@@ -109,7 +109,6 @@ def test_a_chain_that_cannot_be_is_an_error_and_no_endless_loop(source: CommitRe
         trace([attempt(1, resumed=False), attempt(2, source=source)])
 
 
-@settings(deadline=None)
 @given(history=histories(), late=st.integers(1, 200), data=st.data())
 def test_a_zombie_s_late_commit_is_inert(history: History, late: int, data: st.DataObject) -> None:
     """Whatever an attempt commits beyond what its successor resumed from changes no answer."""
@@ -128,7 +127,6 @@ def test_a_zombie_s_late_commit_is_inert(history: History, late: int, data: st.D
     assert counting([*history.commits, commit], history.attempts, ()) == before
 
 
-@settings(deadline=None)
 @given(history=histories(), data=st.data())
 def test_what_an_attempt_resumed_from_still_counts_once_it_has_resumed(
     history: History, data: st.DataObject
@@ -142,7 +140,6 @@ def test_what_an_attempt_resumed_from_still_counts_once_it_has_resumed(
     assert after == tuple(each for each in valid if each <= source)
 
 
-@settings(deadline=None)
 @given(history=histories(), data=st.data())
 def test_order_does_not_matter_and_the_answer_is_newest_first(
     history: History, data: st.DataObject
@@ -155,7 +152,6 @@ def test_order_does_not_matter_and_the_answer_is_newest_first(
     assert steps == sorted(set(steps), reverse=True)
 
 
-@settings(deadline=None)
 @given(history=histories(), data=st.data())
 def test_journaling_takes_out_exactly_what_it_names(history: History, data: st.DataObject) -> None:
     answer = counting(history.commits, history.attempts, ())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.checkpoints.layout import (
@@ -100,7 +100,6 @@ _json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(value=_json_values)
 def test_every_json_value_survives_the_metadata_to_the_bit(value: object) -> None:
     layout = Layout(values={"v": ValueLayout(text=value_text("v", value), path=("v", 0))})

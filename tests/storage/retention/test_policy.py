@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import CommitRef
@@ -74,7 +74,6 @@ def test_the_protected_and_the_young_stay_whether_they_count_or_not() -> None:
     assert {v.ref.step: v.reason for v in verdicts}[5] == "pinned"
 
 
-@settings(deadline=None)
 @given(commits=commit_sets, keep=keeps, grace_s=st.floats(0, 7200), data=st.data())
 def test_the_newest_two_and_everything_protected_survive_any_spec(
     commits: list[StoredCommit], keep: KeepSpec, grace_s: float, data: st.DataObject
@@ -91,7 +90,6 @@ def test_the_newest_two_and_everything_protected_survive_any_spec(
     assert {verdict.ref for verdict in verdicts} == set(refs)
 
 
-@settings(deadline=None)
 @given(commits=commit_sets, keep=keeps, grace_s=st.floats(0, 7200), data=st.data())
 def test_the_order_in_which_a_store_lists_does_not_matter(
     commits: list[StoredCommit], keep: KeepSpec, grace_s: float, data: st.DataObject
@@ -101,7 +99,6 @@ def test_the_order_in_which_a_store_lists_does_not_matter(
     assert plan(shuffled, protected={}, keep=keep, grace_s=grace_s, now=NOW) == first
 
 
-@settings(deadline=None)
 @given(commits=commit_sets, keep=keeps, grace_s=st.floats(0, 7200))
 def test_a_second_plan_over_what_the_first_left_deletes_nothing(
     commits: list[StoredCommit], keep: KeepSpec, grace_s: float
@@ -113,7 +110,6 @@ def test_a_second_plan_over_what_the_first_left_deletes_nothing(
     assert all(verdict.keep for verdict in again)
 
 
-@settings(deadline=None)
 @given(commits=commit_sets, keep=keeps, added=st.integers(51, 60))
 def test_a_newer_commit_never_saves_an_older_one(
     commits: list[StoredCommit], keep: KeepSpec, added: int
