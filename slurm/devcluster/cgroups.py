@@ -17,9 +17,9 @@ from pathlib import Path
 from slurm.devcluster.errors import DevClusterError, DevClusterUnavailable
 
 TREE = "headrace-dev"
-# A short period spreads a node's share evenly, so that ranks wait for each other less than with the
-# kernel's usual 100 ms.
-QUOTA_PERIOD_US = 5_000
+# Short, so that ranks wait for each other less than with the kernel's usual 100 ms; and several
+# ticks of a kernel of 250 Hz, below which it notices too late that a share is used up.
+QUOTA_PERIOD_US = 20_000
 # A hundred times the weight of everything else: a node gets its quota even on a busy host.
 _GUARANTEED_SHARES = 102_400
 _GUARANTEED_V2_WEIGHT = 10_000
@@ -218,9 +218,20 @@ def _set_quota(hierarchy: Hierarchy, directory: Path, cpu_quota: float | None) -
     if hierarchy.version == 2:
         text = f"{'max' if share_us is None else share_us} {QUOTA_PERIOD_US}"
         (directory / "cpu.max").write_text(text)
+        _set_burst(directory / "cpu.max.burst", share_us)
     elif "cpu" in hierarchy.controllers:
         (directory / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD_US))
         (directory / "cpu.cfs_quota_us").write_text(str(-1 if share_us is None else share_us))
+        _set_burst(directory / "cpu.cfs_burst_us", share_us)
+
+
+def _set_burst(file: Path, share_us: int | None) -> None:
+    """Let a node make up for a period in which it waited for others, so that waits do not add up.
+
+    Kernels before 5.14 do not know it.
+    """
+    if share_us is not None and file.exists():
+        file.write_text(str(share_us))
 
 
 def _guarantee(hierarchy: Hierarchy, directory: Path) -> None:

@@ -5,7 +5,9 @@ Pure: no file is read or written here, so what Slurm will be told can be tested 
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -76,6 +78,19 @@ class ClusterShape:
         """Whether all quotas together leave the machine some of its cores, so that they can be
         guaranteed: without a quota, or with more of it than there is, nodes take what they get."""
         return self.cpu_quota is not None and self.num_nodes * self.cpu_quota < cores
+
+    def core_of(self, host: str, cores: Sequence[int]) -> int | None:
+        """The one of the machine's cores that a host stays on; None where it may use any.
+
+        Nodes of the same quota that are spread evenly meet the same rivals. Left to the scheduler,
+        three of four may run on one core of two for a while, and that rung looks slow.
+        """
+        if host == HEAD or self.cpu_quota is None:
+            return None
+        most_on_a_core = math.ceil(self.num_nodes / len(cores))
+        if most_on_a_core * self.cpu_quota > 1:
+            return None
+        return cores[self.nodes.index(host) % len(cores)]
 
     @property
     def nodes(self) -> tuple[str, ...]:

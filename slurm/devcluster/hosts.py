@@ -184,13 +184,15 @@ def entry_script(*, shape: ClusterShape, layout: Layout, host: str, tree: Cgroup
     )
     # With v2, slurmd looks for its own cgroup where the machine sees it.
     cgroup_namespace = "--cgroup " if tree.version == 1 else ""
+    core = shape.core_of(host, sorted(os.sched_getaffinity(0)))
+    pin = "" if core is None else f"taskset --cpu-list {core} "
     return f"""#!/bin/sh
 set -eu
 if [ "${{HEADRACE_DEV_INSIDE:-}}" != {host} ]; then
   for procs in {procs}; do echo $$ > "$procs"; done
   export HEADRACE_DEV_INSIDE={host}
   exec nsenter --net={NETNS_DIR}/{shape.link(host)} \\
-    unshare {cgroup_namespace}--uts --mount --propagation slave /bin/sh "$0" "$@"
+    {pin}unshare {cgroup_namespace}--uts --mount --propagation slave /bin/sh "$0" "$@"
 fi
 unset HEADRACE_DEV_INSIDE
 hostname {host}

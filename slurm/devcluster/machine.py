@@ -37,6 +37,7 @@ _PROGRAMS = (
     "unshare",
     "nsenter",
     "setsid",
+    "taskset",
 )
 _ERROR_TAIL_LINES = 15
 

@@ -76,6 +76,17 @@ class Site:
         runs = self.api("POST", "/flow_runs/filter", sort="START_TIME_DESC", limit=50)
         return next((run for run in runs if run["name"] == name), None)
 
+    def said(self, flow_run: dict[str, Any]) -> str:
+        """What a flow run logged, for the message of a test that it fails."""
+        logs = self.api(
+            "POST",
+            "/logs/filter",
+            logs={"flow_run_id": {"any_": [flow_run["id"]]}},
+            sort="TIMESTAMP_ASC",
+            limit=200,
+        )
+        return "\n".join(log["message"] for log in logs)
+
     def spec(self, name: str, base: str = "slurm-dev.yaml", **changes: Any) -> Path:
         """A shipped pipeline under another run name, with blocks changed."""
         pipeline = yaml.safe_load((ROOT / "pipelines" / base).read_text())

@@ -42,7 +42,7 @@ def test_the_deployment_goes_through_all_five_stages(
     site: Site, finished: tuple[Run, dict[str, object]]
 ) -> None:
     run, flow_run = finished
-    assert flow_run["state_type"] == "COMPLETED", flow_run["state"]
+    assert flow_run["state_type"] == "COMPLETED", site.said(flow_run)
     for stage in Stage:
         assert run.ledger.stage_records(stage), f"no completion record of {stage}"
         jobs = jobs_of(site, "slurm-dev", stage)

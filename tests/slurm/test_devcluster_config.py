@@ -10,7 +10,7 @@ import pytest
 
 from slurm.devcluster import config
 from slurm.devcluster.cgroups import parse_mountinfo
-from slurm.devcluster.config import ClusterShape, Layout
+from slurm.devcluster.config import HEAD, ClusterShape, Layout
 from storage.errors import SpecError
 
 LAYOUT = Layout(Path("/var/lib/headrace-dev/default"))
@@ -165,3 +165,22 @@ def test_quotas_are_guaranteed_only_where_they_leave_the_machine_some_room(
 ) -> None:
     shape = ClusterShape(num_nodes=num_nodes, cpu_quota=cpu_quota)
     assert shape.leaves_room_on(2) is expected
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "cpu_quota", "cores", "expected"),
+    [
+        (4, 0.4, [0, 1], [0, 1, 0, 1]),
+        (4, 0.4, [2, 5, 7], [2, 5, 7, 2]),
+        (2, 1.0, [0, 1], [0, 1]),
+        (3, 0.6, [0, 1], [None, None, None]),
+        (1, 1.9, [0, 1], [None]),
+        (2, None, [0, 1], [None, None]),
+    ],
+)
+def test_nodes_are_spread_evenly_over_the_cores_that_can_hold_them(
+    num_nodes: int, cpu_quota: float | None, cores: list[int], expected: list[int | None]
+) -> None:
+    shape = ClusterShape(num_nodes=num_nodes, cpu_quota=cpu_quota)
+    assert [shape.core_of(node, cores) for node in shape.nodes] == expected
+    assert shape.core_of(HEAD, cores) is None
