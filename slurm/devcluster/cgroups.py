@@ -42,6 +42,15 @@ class Hierarchy:
     controllers: frozenset[str]
 
 
+def machine_cores() -> tuple[int, ...]:
+    """The cores that this machine, or the container that it is, may use.
+
+    They are those of its first process: the caller's own may be fewer, and `up` is to come to the
+    same each time.
+    """
+    return tuple(sorted(os.sched_getaffinity(1)))
+
+
 def parse_mountinfo(text: str) -> tuple[Hierarchy, ...]:
     """The hierarchies to use, from ``/proc/self/mountinfo``: v1's as soon as there are any."""
     v1: dict[frozenset[str], Hierarchy] = {}

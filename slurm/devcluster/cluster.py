@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from slurm.devcluster import config, daemons, files, hosts, machine
-from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.cgroups import CgroupTree, machine_cores
 from slurm.devcluster.command import run
 from slurm.devcluster.config import DEFAULT_BASE, HEAD, ClusterShape, Layout
 from slurm.devcluster.daemons import Daemon
@@ -138,7 +137,7 @@ class DevCluster:
                 self._stop_daemons()
             say(f"cabling {len(self.shape.nodes)} nodes to {self.shape.bridge}")
             hosts.ensure_network(shape=self.shape, layout=self.layout)
-            guaranteed = self.shape.leaves_room_on(os.cpu_count() or 1)
+            guaranteed = self.shape.leaves_room_on(len(machine_cores()))
             for host in self.shape.hosts:
                 quota = None if host == HEAD else self.shape.cpu_quota
                 tree.create(host, cpu_quota=quota, guaranteed=guaranteed)

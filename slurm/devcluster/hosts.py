@@ -16,7 +16,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.cgroups import CgroupTree, machine_cores
 from slurm.devcluster.command import run
 from slurm.devcluster.config import ClusterShape, Layout, bridge_name
 from slurm.devcluster.errors import DevClusterError
@@ -184,7 +184,7 @@ def entry_script(*, shape: ClusterShape, layout: Layout, host: str, tree: Cgroup
     )
     # With v2, slurmd looks for its own cgroup where the machine sees it.
     cgroup_namespace = "--cgroup " if tree.version == 1 else ""
-    core = shape.core_of(host, sorted(os.sched_getaffinity(0)))
+    core = shape.core_of(host, machine_cores())
     pin = "" if core is None else f"taskset --cpu-list {core} "
     return f"""#!/bin/sh
 set -eu

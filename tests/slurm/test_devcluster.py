@@ -25,7 +25,7 @@ from slurm.devcluster import (
     DevClusterUnavailable,
     machine,
 )
-from slurm.devcluster.cgroups import CgroupTree
+from slurm.devcluster.cgroups import QUOTA_PERIOD_US, CgroupTree, machine_cores
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ClusterShape(
@@ -243,14 +243,35 @@ def test_job_steps_get_no_more_than_the_quota(cluster: DevCluster, tmp_path: Pat
     assert 0 < cores <= SHAPE.cpu_quota * 1.1
 
 
+@pytest.mark.slurm
+def test_each_node_keeps_to_its_core_and_may_catch_up_on_its_share(
+    cluster: DevCluster, tmp_path: Path
+) -> None:
+    look = 'import os; print(os.environ["SLURMD_NODENAME"], *sorted(os.sched_getaffinity(0)))'
+    job_id = submit(
+        cluster, tmp_path / "out", "--nodes=2", command=f"srun {sys.executable} -c '{look}'"
+    )
+    assert finish(cluster, job_id) == "COMPLETED"
+    expected = [f"{node} {SHAPE.core_of(node, machine_cores())}" for node in SHAPE.nodes]
+    assert sorted((tmp_path / "out").read_text().splitlines()) == expected
+    assert SHAPE.cpu_quota is not None
+    for node in SHAPE.nodes:
+        burst_us = int(cpu_file(cluster, node, "cpu.cfs_burst_us", "cpu.max.burst"))
+        assert burst_us == SHAPE.cpu_quota * QUOTA_PERIOD_US
+
+
 def throttled_periods(cluster: DevCluster, node: str) -> int:
+    lines = cpu_file(cluster, node, "cpu.stat").splitlines()
+    return int(dict(line.split() for line in lines)["nr_throttled"])
+
+
+def cpu_file(cluster: DevCluster, node: str, *names: str) -> str:
+    """What the CPU controller says of a node, in the file of the first name that it knows."""
     tree = CgroupTree.of(cluster.shape.name)
-    for hierarchy in tree.hierarchies:
-        stat = tree.directory(hierarchy, node) / "cpu.stat"
-        if stat.exists():
-            fields = dict(line.split() for line in stat.read_text().splitlines())
-            return int(fields["nr_throttled"])
-    raise AssertionError("no cgroup counts throttled periods")
+    folders = [tree.directory(hierarchy, node) for hierarchy in tree.hierarchies]
+    found = [folder / name for folder in folders for name in names if (folder / name).exists()]
+    assert found, f"no cgroup of {node} has any of {names}"
+    return found[0].read_text()
 
 
 def spinning(cluster: DevCluster, node: str) -> list[int]:

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from slurm.health.registry import AllreduceJob, Measure, ProbeJob, Status
 from slurm.health.verdict import Probed, judge
 from slurm.spec import ClusterSpec, ValidateSpec
 from storage.errors import StoreError
-from storage.job import JobContext, JobDescription, RankIdentity
+from storage.job import JobContext, JobDescription
 from storage.object_store import ObjectStore
 from storage.records import Intent, Stage, Why
 from storage.spec import StoreSpec
+from tests.ranks import ALONE
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,26 +59,13 @@ def description(store: StoreSpec, folder: Path, *, entry: str, payload: Any) -> 
     )
 
 
-def identity(**changes: Any) -> RankIdentity:
-    fields = {
-        "rank": 0,
-        "world_size": 1,
-        "local_rank": 0,
-        "node": "n1",
-        "nodes": ("n1",),
-        "master_addr": "127.0.0.1",
-        "master_port": 1,
-    }
-    return RankIdentity(**{**fields, **changes})
-
-
 @pytest.mark.s3
 def test_a_probe_measures_all_that_is_judged_and_this_host_is_fit(
     host_store: StoreSpec, tmp_path: Path
 ) -> None:
     job = ProbeJob(scratch=tmp_path, copy_mib=2, matmul_size=128, disk_mib=1, seconds_each=0.02)
     context = JobContext(
-        description(host_store, tmp_path, entry="slurm.health.probe", payload=job), identity()
+        description(host_store, tmp_path, entry="slurm.health.probe", payload=job), ALONE
     )
     outputs = json.loads(json.dumps(probe.run(context)))
     assert outputs["node"] == "n1"
@@ -186,7 +174,7 @@ for _ in places:
 def test_ranks_reduce_together_and_one_without_peers_says_whom_it_waited_for() -> None:
     ports = {"pair": free_port(), "alone": free_port()}
     places = [
-        identity(rank=rank, world_size=2, node=f"{group}{rank}", master_port=ports[group])
+        replace(ALONE, rank=rank, world_size=2, node=f"{group}{rank}", master_port=ports[group])
         for group, rank in (("pair", 0), ("pair", 1), ("alone", 0))
     ]
     patience_s = {"pair": 60.0, "alone": 3.0}

@@ -13,20 +13,13 @@ import pytest
 from slurm.launchers import srun_log
 from slurm.rank import ERROR_CHARACTERS, _another_failed_first, error_text, exit_code_of, run_rank
 from storage.errors import CheckpointError, DataError, ObjectMissing, SpecError, StoreError
-from storage.job import JobExit, RankIdentity
+from storage.job import JobExit
 from storage.records import ExitCode
+from tests.ranks import ALONE
 from tests.slurm.jobs import Workplace
 
 ROOT = Path(__file__).resolve().parents[2]
-RANK_1 = RankIdentity(
-    rank=1,
-    world_size=2,
-    local_rank=1,
-    node="n1",
-    nodes=("n1",),
-    master_addr="n1",
-    master_port=1,
-)
+RANK_1 = replace(ALONE, rank=1, world_size=2, local_rank=1)
 
 
 @pytest.mark.parametrize(

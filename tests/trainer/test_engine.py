@@ -6,21 +6,12 @@ import pytest
 
 from storage.errors import SpecError
 from storage.job import JobContext, RankIdentity
+from tests.ranks import ALONE
 from tests.trainer.jobs import TINY, Bench
 from trainer import engine
 from trainer.engine import require_samples
 from trainer.main import run
 from trainer.spec import TrainSpec
-
-ALONE = RankIdentity(
-    rank=0,
-    world_size=1,
-    local_rank=0,
-    node="n1",
-    nodes=("n1",),
-    master_addr="127.0.0.1",
-    master_port=1,
-)
 
 
 def changed(**fields: int) -> TrainSpec:

@@ -21,6 +21,7 @@ from storage.records import (
     Stage,
     new_nonce,
 )
+from tests.ranks import ALONE
 from tests.trainer.distributed import run_distributed_test
 from tests.trainer.jobs import TINY, Bench, Left, run_job
 from trainer.main import run
@@ -203,20 +204,11 @@ def test_all_ranks_leave_as_diverged_when_the_loss_is_not_finite(bench: Bench) -
 
 
 def test_what_cannot_work_is_refused_before_ranks_meet(bench: Bench) -> None:
-    identity = RankIdentity(
-        rank=0,
-        world_size=3,
-        local_rank=0,
-        node="n1",
-        nodes=("n1",),
-        master_addr="127.0.0.1",
-        master_port=1,
-    )
     with pytest.raises(SpecError, match=r"train\.global_batch 8 .* × 3 ranks = 6; .* 12"):
-        run(JobContext(bench.job(), identity))
+        run(JobContext(bench.job(), replace(ALONE, world_size=3)))
     small = changed(model=TINY.model.model_dump() | {"vocab": 64})
     with pytest.raises(SpecError, match=r"train\.model\.vocab 64 .* 257"):
-        run(JobContext(bench.job(small, attempt=2), replace(identity, world_size=1)))
+        run(JobContext(bench.job(small, attempt=2), ALONE))
     long = changed(sequence=100_000)
     with pytest.raises(SpecError, match=r"train\.sequence 100000"):
-        run(JobContext(bench.job(long, attempt=3), replace(identity, world_size=1)))
+        run(JobContext(bench.job(long, attempt=3), ALONE))

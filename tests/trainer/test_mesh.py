@@ -9,19 +9,11 @@ import torch.distributed as dist
 
 from storage.job import RankIdentity
 from storage.rendezvous import RendezvousError, interface_towards
+from tests.ranks import ALONE
 from tests.trainer.distributed import free_port, run_distributed_test, start_ranks
 from trainer.parallel.mesh import set_timeout, start_process_group
 
 CPU = torch.device("cpu")
-ALONE = RankIdentity(
-    rank=0,
-    world_size=1,
-    local_rank=0,
-    node="n1",
-    nodes=("n1",),
-    master_addr="127.0.0.1",
-    master_port=0,
-)
 
 
 def test_the_interface_is_the_one_that_leads_to_the_master() -> None:

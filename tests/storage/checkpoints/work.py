@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -24,11 +24,12 @@ from storage.checkpoints.load import load_newest
 from storage.checkpoints.metadata import JsonLoadPlanner
 from storage.checkpoints.reader import ObjectStoreReader
 from storage.checkpoints.save import save_checkpoint
-from storage.job import JobContext, JobDescription, RankIdentity
+from storage.job import JobContext, JobDescription
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.records import Commit, CommitRef, Intent, Stage, Why
 from storage.spec import StoreSpec
+from tests.ranks import ALONE
 
 RUN = "demo"
 
@@ -78,16 +79,7 @@ def make_context(spec: StoreSpec, intent: Intent) -> JobContext:
         code=Path("/nowhere"),
         python=Path("/nowhere"),
     )
-    identity = RankIdentity(
-        rank=rank,
-        world_size=world_size,
-        local_rank=rank,
-        node="n1",
-        nodes=("n1",),
-        master_addr="127.0.0.1",
-        master_port=1,
-    )
-    return JobContext(job, identity)
+    return JobContext(job, replace(ALONE, rank=rank, world_size=world_size, local_rank=rank))
 
 
 def make_state(*, seed: float) -> dict[str, Any]:

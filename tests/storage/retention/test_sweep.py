@@ -11,7 +11,7 @@ import pytest
 
 from storage.checkpoints.commits import counting_commits, loading_key, newest_commit
 from storage.errors import StoreError
-from storage.job import JobContext, JobDescription, RankIdentity
+from storage.job import JobContext, JobDescription
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import DeleteFailure, ObjectStore
@@ -33,6 +33,7 @@ from storage.records import (
 )
 from storage.retention.sweep import SweepJob, run, sweep
 from storage.spec import KeepSpec, RetentionSpec
+from tests.ranks import ALONE
 
 pytestmark = pytest.mark.s3
 
@@ -406,20 +407,11 @@ def test_the_job_s_outputs_say_what_stayed_what_went_and_why(demo: Run) -> None:
         code=Path("/nowhere"),
         python=Path("/nowhere"),
     )
-    identity = RankIdentity(
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        node="n1",
-        nodes=("n1",),
-        master_addr="127.0.0.1",
-        master_port=1,
-    )
 
     def shown(step: int, reason: str) -> dict[str, Any]:
         return {"step": step, "attempt": 1, "save": "aa", "size_bytes": 302, "reason": reason}
 
-    assert run(JobContext(job, identity)) == {
+    assert run(JobContext(job, ALONE)) == {
         "kept": [shown(step, "newest 2, keep.last 2") for step in (30, 20)],
         "deleted": [
             {
