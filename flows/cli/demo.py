@@ -40,10 +40,17 @@ def down(
     store = embedded.store_of(loaded.store, workdir=loaded.workdir)
     if store is None:
         return
+    was_running = store.status().running
     if not store.stop_if_unused():
         typer.echo("A run is using the embedded store; it goes on.")
         raise typer.Exit(1)
-    typer.echo(f"The embedded store is down; its data stays in {store.directory}.")
+    if was_running:
+        typer.echo(f"The embedded store is down; its data stays in {store.directory}.")
+    else:
+        typer.echo(
+            f"No embedded store was running in {store.directory}; "
+            "`headrace down SPEC` ends that of another spec."
+        )
 
 
 def _demo_spec() -> Path:
