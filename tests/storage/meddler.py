@@ -49,10 +49,17 @@ class Meddler:
         self.rule: Rule = lambda asked, forward: forward(asked)
         self.seen: list[Asked] = []
         self.endpoint_url = ""
+        self._forwarding = threading.Lock()
 
     def forward(self, asked: Asked) -> Answered:
+        """One request at a time: moto looks, then writes, so two writers in a race may both win."""
         assert self.upstream is not None
-        connection = http.client.HTTPConnection(self.upstream, timeout=30)
+        with self._forwarding:
+            return self._forwarded(asked, upstream=self.upstream)
+
+    @staticmethod
+    def _forwarded(asked: Asked, *, upstream: str) -> Answered:
+        connection = http.client.HTTPConnection(upstream, timeout=30)
         try:
             connection.request(asked.method, asked.path, body=asked.body, headers={**asked.headers})
             answer = connection.getresponse()
