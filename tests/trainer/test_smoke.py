@@ -20,7 +20,7 @@ def run_with_a_slow_rank(identity: RankIdentity, job: JobDescription, slow_rank:
     forward = Decoder.forward
 
     def slow_forward(self: Decoder, *args: Any) -> Any:
-        time.sleep(0.4 * (identity.rank == slow_rank))
+        time.sleep(1.0 * (identity.rank == slow_rank))
         return forward(self, *args)
 
     Decoder.forward = slow_forward  # type: ignore[method-assign]
