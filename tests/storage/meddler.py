@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -54,13 +54,8 @@ class Meddler:
     def forward(self, asked: Asked) -> Answered:
         """One request at a time: moto looks, then writes, so two writers in a race may both win."""
         assert self.upstream is not None
-        with self._forwarding:
-            return self._forwarded(asked, upstream=self.upstream)
-
-    @staticmethod
-    def _forwarded(asked: Asked, *, upstream: str) -> Answered:
-        connection = http.client.HTTPConnection(upstream, timeout=30)
-        try:
+        upstream = http.client.HTTPConnection(self.upstream, timeout=30)
+        with self._forwarding, closing(upstream) as connection:
             connection.request(asked.method, asked.path, body=asked.body, headers={**asked.headers})
             answer = connection.getresponse()
             headers = {
@@ -71,8 +66,6 @@ class Meddler:
             length = answer.getheader("Content-Length")
             promised = int(length) if asked.method == "HEAD" and length else None
             return Answered(answer.status, headers, answer.read(), promised)
-        finally:
-            connection.close()
 
     @contextmanager
     def serving(self) -> Iterator[Meddler]:
