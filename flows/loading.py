@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from flows.mistakes import mistakes_in, with_truth_values
+from flows.mistakes import mistakes_in, named, with_truth_values
 from flows.spec import PipelineSpec
-from flows.yaml_lines import Mistake, read_yaml
+from flows.yaml_lines import Mistake, dotted, read_yaml
 from storage.errors import SpecError
 
 MAX_BYTES = 1_000_000
@@ -66,6 +67,28 @@ def load_spec(
     if mistakes:
         raise SpecFileError(path, mistakes)
     return spec.anchored(base or Path.cwd())
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Gives what is found wrong with the spec of a file only later its place in that file.
+
+    Raises:
+        SpecFileError: in place of a SpecError.
+    """
+    try:
+        yield
+    except SpecFileError:
+        raise
+    except SpecError as error:
+        document = read_yaml(_text(path), environ=os.environ)
+        place = named(str(error), below=(), places=document.lines)
+        mistake = Mistake(
+            line=0 if place is None else document.line_of(place),
+            field="spec" if place is None else dotted(place),
+            message=str(error),
+        )
+        raise SpecFileError(path, [mistake]) from None
 
 
 def _text(path: Path) -> str:

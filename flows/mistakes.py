@@ -51,8 +51,8 @@ def mistakes_in(
         if detail["type"] == "value_error":
             message = str(detail["ctx"]["error"])
             path = (
-                _named(message, below=path, places=document.lines)
-                or _named(message, below=path, places=_places(model))
+                named(message, below=path, places=document.lines)
+                or named(message, below=path, places=_places(model))
                 or path
             )
         yield Mistake(
@@ -163,7 +163,7 @@ def _places(model: type[BaseModel], base: Path = ()) -> Iterator[Path]:
             yield from _places(block, (*base, name))
 
 
-def _named(message: str, *, below: Path, places: Iterable[Path]) -> Path | None:
+def named(message: str, *, below: Path, places: Iterable[Path]) -> Path | None:
     """The first of `places` below a path that the message names."""
     inside = [place for place in places if place[: len(below)] == below and place != below]
     for word in re.findall(r"[a-z_][a-z0-9_.]*", message):

@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.opening import open_ledger
 from flows.spec import PipelineSpec
+from flows.steps import sums_of
 from flows.watchers import AllEyes
 from headrace import application_folder
 from slurm.cluster import Cluster, NodeState, open_cluster
@@ -26,13 +27,12 @@ from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.records import Intent, Stage, StageRecord, Why
 from storage.shards.build import plan_shards
-from storage.shards.tokenizers import open_tokenizer
 from tasks import prune, shard, smoke, train, validate
 from tasks.context import RunContext, Unit
 from tasks.jobs import describe, resources
 from tasks.report import is_passed, summary
 from tasks.stage import find_completed
-from trainer.plan.arithmetic import RunSums, run_sums
+from trainer.plan.arithmetic import RunSums
 
 LATER = "(known after the shard stage)"
 
@@ -54,7 +54,6 @@ class Plan:
 
     stages: tuple[StagePlan, ...]
     sums: RunSums
-    world_size: int
     notes: tuple[str, ...]
 
 
@@ -64,9 +63,7 @@ def plan_run(spec: PipelineSpec) -> Plan:
     Raises:
         SpecError: no file matches an input, or a tokenizer or a model does not fit.
     """
-    world_size = spec.cluster.nodes * spec.cluster.ranks_per_node
-    vocab = open_tokenizer(spec.data).vocab
-    sums = run_sums(spec.train, tokenizer_vocab=vocab, world_size=world_size)
+    sums = sums_of(spec)
     notes: list[str] = []
     with ExitStack() as stack:
         ledger = _ledger(spec, stack, notes)
@@ -74,7 +71,7 @@ def plan_run(spec: PipelineSpec) -> Plan:
         nodes = _nodes(cluster, notes)
         planner = _Planner(spec=spec, context=_context(spec, cluster, ledger), nodes=nodes)
         stages = tuple(planner.plans())
-    return Plan(stages=stages, sums=sums, world_size=world_size, notes=tuple(notes))
+    return Plan(stages=stages, sums=sums, notes=tuple(notes))
 
 
 class _BlankLedger(Ledger):

@@ -10,23 +10,52 @@ from dataclasses import replace
 
 from flows.spec import PipelineSpec
 from storage.records import Stage, StageRecord
+from storage.shards.build import plan_shards
+from storage.shards.tokenizers import open_tokenizer
 from tasks.context import RunContext
 from tasks.prune import prune
 from tasks.shard import shard
 from tasks.smoke import smoke
 from tasks.train import train
 from tasks.validate import validate
+from trainer.plan.arithmetic import RunSums, run_sums
 
 Records = Mapping[Stage, StageRecord]
+
+
+def require_files(spec: PipelineSpec) -> None:
+    """Find out what only the files that the spec names can tell, before a job is queued.
+
+    Raises:
+        SpecError: no file matches an input, or a tokenizer or a model does not fit.
+    """
+    plan_shards(spec.data)
+    sums_of(spec)
+
+
+def sums_of(spec: PipelineSpec) -> RunSums:
+    """The sums of the run's training, with the vocabulary of its tokenizer.
+
+    Raises:
+        SpecError: the tokenizer cannot be used, or the model does not fit it.
+    """
+    return run_sums(
+        spec.train,
+        tokenizer_vocab=open_tokenizer(spec.data).vocab,
+        world_size=spec.cluster.nodes * spec.cluster.ranks_per_node,
+    )
 
 
 def run_stages(context: RunContext, spec: PipelineSpec, stages: Sequence[Stage]) -> Records:
     """Run `stages` one after the other, or skip those that are finished already.
 
     Raises:
+        SpecError: what the spec says of files does not fit them; nothing is begun.
         StageFailed: one ended without its result; those after it are not begun.
         RunCancelled: a person ended the run.
     """
+    if Stage.SHARD in stages:
+        require_files(spec)
     done: dict[Stage, StageRecord] = {}
     for stage in stages:
         placed = context if stage is Stage.VALIDATE else without_unfit(context)

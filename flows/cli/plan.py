@@ -19,11 +19,12 @@ SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The pipeline's Y
 
 def plan(spec: SpecFile) -> None:
     """Show the stages, their scripts and what would be skipped; submits nothing."""
-    from flows.loading import load_spec
+    from flows.loading import blaming, load_spec
     from flows.planning import plan_run
 
     loaded = load_spec(spec)
-    planned = plan_run(loaded)
+    with blaming(spec):
+        planned = plan_run(loaded)
     console = Console()
     console.print(f"[bold]Run {loaded.run}[/]", highlight=False)
     for note in planned.notes:
@@ -37,7 +38,7 @@ def _sums(spec: PipelineSpec, planned: Plan) -> Table:
     train, sums = spec.train, planned.sums
     rows = {
         "parameters": f"{sums.num_params:,}",
-        "ranks": f"{planned.world_size:,} = {spec.cluster.nodes:,} nodes "
+        "ranks": f"{planned.sums.world_size:,} = {spec.cluster.nodes:,} nodes "
         f"× {spec.cluster.ranks_per_node}",
         "tokens a step": f"{sums.tokens_per_step:,} = {train.global_batch:,} sequences "
         f"× {train.sequence:,}",

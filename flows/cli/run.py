@@ -25,12 +25,15 @@ Force = Annotated[
 def run(spec: SpecFile, force: Force = None) -> None:
     """Carry a run out, or carry it on: what is finished is skipped, what runs is adopted."""
     from flows.home import Home
-    from flows.loading import load_spec
+    from flows.loading import blaming, load_spec
     from flows.server import connect
+    from flows.steps import require_files
 
     console = Console()
     say = partial(console.print, highlight=False, soft_wrap=True)
     loaded = load_spec(spec)
+    with blaming(spec):
+        require_files(loaded)
     ui_url = connect(Home.of_user(), say=say)
     # The terminal shows the run itself; Prefect's own words are in its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

@@ -81,8 +81,9 @@ def test_a_plan_shows_every_job_and_leaves_nothing_behind(folder: Path) -> None:
     for stage in plan.stages:
         job = folder / "untouched" / "nothing" / stage.stage / "0001" / "job.json"
         assert f"-m slurm.batch {job}" in stage.script
-    assert (plan.world_size, plan.sums.tokens_per_step, plan.sums.total_tokens) == (2, 128, 1280)
-    assert plan.sums.micro_batches_per_step == 2
+    sums = plan.sums
+    assert (sums.world_size, sums.tokens_per_step, sums.total_tokens) == (2, 128, 1280)
+    assert sums.micro_batches_per_step == 2
 
 
 def test_a_plan_for_slurm_needs_no_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +99,38 @@ def test_a_plan_for_slurm_needs_no_slurm(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_inputs_that_match_nothing_are_told_before_anything_is_queued(folder: Path) -> None:
-    data = {"inputs": ["gone/*.txt"]}
-    with pytest.raises(SpecError, match=r"data\.inputs\[0\]"):
-        plan_run(load_spec(write(folder, "empty", data=data)))
-    told = command(folder, "plan", folder / "empty.yaml")
+    path = write(folder, "empty", data={"inputs": ["gone/*.txt"]})
+    line = 1 + path.read_text().splitlines().index("  inputs:")
+    for name in ("plan", "run"):
+        told = command(folder, name, path)
+        assert told.returncode == 2, name
+        (message,) = told.stderr.splitlines()
+        assert message.startswith(f"{path}:{line}: data.inputs: data.inputs[0] ")
+        assert "gone/*.txt' matches no file" in message
+    assert Home(folder=folder / "home").read_record() is None, "a Prefect server was started"
+
+
+def test_a_model_that_its_tokenizer_does_not_fit_is_told_where_it_stands(folder: Path) -> None:
+    path = write(folder, "small")
+    path.write_text(path.read_text().replace("train:\n", "train:\n  model:\n    vocab: 64\n"))
+    line = 1 + path.read_text().splitlines().index("    vocab: 64")
+    told = command(folder, "run", path)
     assert told.returncode == 2
-    assert "data.inputs[0]" in told.stderr
-    assert "Traceback" not in told.stderr
+    assert told.stderr.startswith(f"{path}:{line}: train.model.vocab: ")
+
+
+@pytest.mark.s3
+def test_a_flow_begins_nothing_when_inputs_match_nothing(folder: Path) -> None:
+    spec = load_spec(write(folder, "empty-flow", data={"inputs": ["gone/*.txt"]}))
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    assert server is not None
+    try:
+        with open_run(spec, eyes=AllEyes()) as context:
+            with pytest.raises(SpecError, match=r"data\.inputs\[0\]"):
+                run_stages(context, spec, tuple(Stage))
+            assert context.ledger.attempts(Stage.VALIDATE) == ()
+    finally:
+        server.stop()
 
 
 @pytest.mark.s3

@@ -78,8 +78,9 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSums:
-    """What a whole run amounts to."""
+    """What a whole run on `world_size` ranks amounts to."""
 
+    world_size: int
     num_params: int
     flops_per_token: int
     tokens_per_step: int
@@ -102,6 +103,7 @@ def run_sums(train: TrainSpec, *, tokenizer_vocab: int, world_size: int) -> RunS
     shape = ModelShape.resolve(train.model, tokenizer_vocab=tokenizer_vocab)
     tokens_per_step = train.global_batch * train.sequence
     return RunSums(
+        world_size=world_size,
         num_params=shape.num_params,
         flops_per_token=shape.flops_per_token(train.sequence),
         tokens_per_step=tokens_per_step,
