@@ -18,7 +18,7 @@ from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.probe import StoreProbe, probe
-from storage.records import RunRecord, Stage, new_nonce
+from storage.records import Attempt, RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
 from tasks.eyes import Eyes
@@ -42,6 +42,25 @@ def open_ledger(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger]]:
     with server.in_use() as endpoint:
         store = embedded.resolved(spec.store, endpoint)
         yield store, _ledger(store, run=spec.run)
+
+
+def attempts_at_work(spec: PipelineSpec) -> tuple[Attempt, ...]:
+    """The attempts of all runs in the spec's store whose job may need it still.
+
+    A job does not end with its engine; it is known to have ended by its records alone.
+    """
+    with open_ledger(spec) as (store, ledger):
+        prefix = f"{store.prefix}/" if store.prefix else ""
+        runs = [
+            found.removeprefix(prefix).strip("/") for found in ledger.store.list_prefixes(prefix)
+        ]
+        return tuple(
+            attempt
+            for run in runs
+            for stage in Stage
+            for attempt in _ledger(store, run=run).attempts(stage)
+            if attempt.is_at_work
+        )
 
 
 @contextmanager

@@ -352,6 +352,12 @@ class Attempt:
     def is_open(self) -> bool:
         return self.end is None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it may have a job that waits or runs: none of its records says otherwise."""
+        is_void = self.start is not None and self.start.job is None
+        return self.end is None and self.exit is None and not is_void
+
 
 def new_nonce() -> str:
     """64 random bits, as 16 hexadecimal digits."""

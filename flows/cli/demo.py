@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.run import run
+from flows.cli.store import Force, end
 from headrace import application_folder
 
 CORPUS = "HEADRACE_CORPUS"
@@ -27,6 +28,7 @@ def down(
         Path | None,
         typer.Argument(metavar="[SPEC]", help="Whose object store to end. [default: the demo's]"),
     ] = None,
+    force: Force = False,
 ) -> None:
     """End the Prefect server and the embedded object store; what they hold stays."""
     from flows.home import Home
@@ -35,15 +37,15 @@ def down(
     from storage import embedded
 
     loaded = load_spec(spec or _demo_spec())
+    store = embedded.store_of(loaded.store, workdir=loaded.workdir)
+    was_running = store is not None and store.status().running
+    if store is not None:
+        # First, as a run that uses it needs Prefect, too.
+        end(loaded, store, force=force)
     ended = stop_server(Home.of_user())
     typer.echo("The Prefect server is down." if ended else "No Prefect server was running.")
-    store = embedded.store_of(loaded.store, workdir=loaded.workdir)
     if store is None:
         return
-    was_running = store.status().running
-    if not store.stop_if_unused():
-        typer.echo("A run is using the embedded store; it goes on.")
-        raise typer.Exit(1)
     if was_running:
         typer.echo(f"The embedded store is down; its data stays in {store.directory}.")
     else:
