@@ -15,6 +15,10 @@ import yaml
 
 Path = tuple[str | int, ...]
 
+# YAML 1.1 also has octal (`010` is 8), hexadecimal, binary and base 60 (`1:00:00` is 3600).
+_PLAIN_NUMBER = re.compile(
+    r"[-+]?(0|[1-9][0-9_]*|[0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|\.(inf|nan))", re.I
+)
 _VARIABLE = re.compile(
     r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{"
 )
@@ -136,11 +140,18 @@ class _Reader:
             tag = resolve(yaml.ScalarNode, value, (True, False))
         scalar = yaml.ScalarNode(tag, value, node.start_mark, node.end_mark)
         try:
-            return self._loader.construct_object(scalar, deep=True)
+            read = self._loader.construct_object(scalar, deep=True)
         except (yaml.YAMLError, ValueError) as error:
             problem = getattr(error, "problem", None) or error
             self._blame(path, f"value {value!r} cannot be read: {problem}; quote it")
             return None
+        if tag.endswith((":int", ":float")) and not _PLAIN_NUMBER.fullmatch(value):
+            self._blame(
+                path,
+                f"value {value} is {read} to YAML; write plain digits, or quote it as text",
+            )
+            return None
+        return read
 
     def _with_variables(self, node: yaml.ScalarNode, path: Path) -> str:
         def replace(match: re.Match[str]) -> str:

@@ -48,6 +48,10 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("cluster: {nodes: 1.5}", 3, "cluster.nodes", ["value 1.5", "whole number"]),
         ("cluster: {nodes: four}", 3, "cluster.nodes", ['value "four"', "whole number"]),
         ("cluster: {nodes: yes}", 3, "cluster.nodes", ["value true", "truth value"]),
+        ("cluster: {nodes: 010}", 3, "cluster.nodes", ["value 010 is 8", "plain digits"]),
+        ("train: {steps: 0x28}", 3, "train.steps", ["value 0x28 is 40", "plain digits"]),
+        ("cluster: {time_limit_min: 1:00:00}", 3, "cluster.time_limit_min", ["is 3600"]),
+        ("retry: {backoff_s: 1:30.5}", 3, "retry.backoff_s", ["value 1:30.5 is 90.5"]),
         ("train: {steps: true}", 3, "train.steps", ["value true", "truth value", "a number"]),
         ("retry: {backoff_s: off}", 3, "retry.backoff_s", ["value false", "truth value"]),
         ("smoke: {rungs: [yes, 2]}", 3, "smoke.rungs[0]", ["value true", "truth value"]),
@@ -108,6 +112,14 @@ def test_a_mistake_is_told_with_line_field_bound_and_remedy(
     assert message.startswith(f"{line}: {field}: "), message
     for part in parts:
         assert part in message
+
+
+def test_numbers_in_plain_digits_are_read_as_they_look(write) -> None:
+    text = "train: {steps: 1_000, schedule: {peak_lr: 3.0e-4, min_ratio: .5, warmup_steps: 0}}\n"
+    train = load_spec(write(LEAST + text + "retry: {backoff_s: +2.}\n")).train
+    assert train.steps == 1000
+    schedule = train.schedule
+    assert (schedule.peak_lr, schedule.min_ratio, schedule.warmup_steps) == (3e-4, 0.5, 0)
 
 
 def test_a_blank_input_is_refused_not_taken_as_the_working_directory(write) -> None:
