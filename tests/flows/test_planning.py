@@ -17,6 +17,7 @@ from flows.home import Home
 from flows.loading import load_spec
 from flows.opening import open_run
 from flows.planning import plan_run
+from flows.server import stop_server
 from flows.spec import PipelineSpec
 from flows.steps import run_stages
 from flows.watchers import AllEyes
@@ -35,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("HEADRACE_HOME", str(folder / "home"))
         patch.chdir(folder)
         yield folder
+        stop_server(Home(folder=folder / "home"))
 
 
 def write(folder: Path, name: str = "spec", **blocks: Any) -> Path:
