@@ -28,16 +28,20 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One step of a job, as accounting tells it: the worst step decides."""
+    """One step of a job, as accounting tells it: the worst step decides.
+
+    `max_rss` is the most memory that one of its tasks held, in Slurm's words (`3021456K`).
+    """
 
     name: str
     state: str
     exit_code: str
+    max_rss: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobObservation:
-    """What the cluster says of one token now. `raw_state` and `exit_code` are its own words."""
+    """What the cluster says of one token now. States, codes and memory are its own words."""
 
     token: str
     state: JobState
@@ -45,6 +49,8 @@ class JobObservation:
     raw_state: str = ""
     reason: str = ""
     exit_code: str = ""
+    derived_exit_code: str = ""
+    memory_asked: str = ""
     nodes: tuple[str, ...] = ()
     steps: tuple[StepRecord, ...] = ()
 

@@ -6,7 +6,6 @@ what it says afterwards is never asked, because a job is known by its token, not
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 from submitit.core.utils import FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
-from slurm.cluster import JobObservation, JobState, NodeState, Resources, SubmitDoubtful
+from slurm.cluster import JobObservation, NodeState, Resources, SubmitDoubtful
 from slurm.commands import (
     CommandFailed,
     CommandMissing,
@@ -24,13 +23,9 @@ from slurm.commands import (
     Commands,
     CommandTimedOut,
     SystemCommands,
-    accounting_command,
     nodes_command,
-    parse_accounting,
     parse_cluster_name,
     parse_nodes,
-    parse_queue,
-    queue_command,
     run_checked,
 )
 from slurm.job_script import (
@@ -43,6 +38,7 @@ from slurm.job_script import (
     signal_lead_s,
 )
 from slurm.spec import ClusterSpec
+from slurm.watch import Watch
 from storage.errors import SlurmError, SubmitRejected
 from storage.job import JobDescription
 
@@ -52,7 +48,6 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(r"^(sbatch: (error|fatal|unrecognized|invalid)|slurm_)", re.MULTILINE)
-_NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -62,6 +57,7 @@ class SlurmCluster:
     def __init__(self, spec: ClusterSpec, *, commands: Commands | None = None) -> None:
         self._spec = spec
         self._commands = commands or SystemCommands(slurm_conf=spec.slurm_conf)
+        self._watch = Watch(self._commands)
 
     @cached_property
     def name(self) -> str:
@@ -92,26 +88,7 @@ class SlurmCluster:
         return executor.send()
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
-        """What is known of each token.
-
-        A token that the queue does not hold but accounting calls alive is `ABSENT`, with
-        accounting's word as `raw_state`: only the queue can say that a job lives.
-        """
-        if not tokens:
-            return {}
-        queue = parse_queue(run_checked(self._commands, queue_command(uid=os.getuid())))
-        left = [
-            token for token in tokens if token not in queue or queue[token].state is JobState.ENDED
-        ]
-        try:
-            accounts = self._accounts(left)
-            silence = None
-        except SlurmError as error:
-            accounts, silence = {}, str(error)
-        return {
-            token: _join(token, queue.get(token), accounts.get(token), silence=silence)
-            for token in tokens
-        }
+        return self._watch.observe(tokens)
 
     def cancel(self, *, job_id: str, token: str) -> None:
         """End the job if id and token belong together; ids are reused, tokens are not."""
@@ -131,17 +108,6 @@ class SlurmCluster:
             which = "default partition" if partition is None else f"partition {partition!r}"
             raise SlurmError(f"sinfo shows no node of the {which}; set cluster.partition")
         return nodes
-
-    def _accounts(self, tokens: Sequence[str]) -> dict[str, JobObservation]:
-        if not tokens:
-            return {}
-        try:
-            text = run_checked(self._commands, accounting_command(uid=os.getuid(), tokens=tokens))
-        except CommandFailed as error:
-            if _NO_ACCOUNTING.search(error.result.stderr + error.result.stdout):
-                return {}
-            raise
-        return parse_accounting(text)
 
     def _executor(self, job: JobDescription, resources: Resources) -> _TokenExecutor:
         return _TokenExecutor(self._spec, job, resources, commands=self._commands)
@@ -238,23 +204,3 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
             "output": escape_pattern(batch_log(job)),
         },
     }
-
-
-def _join(
-    token: str,
-    queued: JobObservation | None,
-    accounted: JobObservation | None,
-    *,
-    silence: str | None,
-) -> JobObservation:
-    if queued is not None and queued.state is not JobState.ENDED:
-        return queued
-    if accounted is not None and accounted.state in {JobState.ENDED, JobState.UNKNOWN}:
-        return replace(accounted, reason=queued.reason if queued else "")
-    if queued is not None:
-        return queued
-    if silence is not None:
-        return JobObservation(token=token, state=JobState.UNKNOWN, reason=silence)
-    if accounted is not None:
-        return replace(accounted, state=JobState.ABSENT)
-    return JobObservation(token=token, state=JobState.ABSENT)

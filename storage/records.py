@@ -47,6 +47,7 @@ class ExitCode(IntEnum):
     FENCED = 85
     STORAGE = 86
     NO_CHECKPOINT = 87
+    PEER_LOST = 88
 
 
 class Kind(StrEnum):
@@ -189,12 +190,16 @@ class Cancel:
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """`<n>.exit.json`: the job's own last word; the first writer wins."""
+    """`<n>.exit.json`: the job's own last word; the first writer wins.
+
+    `blamed_nodes` are those that the job itself saw fail, such as a peer that fell silent.
+    """
 
     code: int
     rank: int | None
     node: str
     error: str = ""
+    blamed_nodes: tuple[str, ...] = ()
     outputs: Mapping[str, Any] = field(default_factory=dict)
     nonce: str
     at: datetime
