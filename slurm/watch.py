@@ -1,4 +1,4 @@
-"""What Slurm says of a user's jobs: the queue for those that live, accounting for those that left."""
+"""What Slurm says of a user's jobs: the queue for the living, accounting for those that left."""
 
 from __future__ import annotations
 
