@@ -19,7 +19,9 @@ settings.register_profile(
 )
 settings.load_profile("headrace")
 
-TEST_SHAPE = ClusterShape(name="ht", subnet="10.98.7.0/24", num_nodes=4, cpu_quota=0.4)
+# `name:subnet`; two sessions on one machine need a cluster each.
+_name, _, _subnet = os.environ.get("HEADRACE_TEST_CLUSTER", "ht:10.98.7.0/24").partition(":")
+TEST_SHAPE = ClusterShape(name=_name, subnet=_subnet, num_nodes=4, cpu_quota=0.4)
 
 
 @pytest.fixture(scope="session")

@@ -247,11 +247,13 @@ def test_an_unknown_partition_is_a_rejection_in_slurms_words(
 
 
 @pytest.mark.slurm
-def test_nodes_are_the_partitions_with_their_states(there: Workplace) -> None:
+def test_nodes_are_the_partitions_with_their_states(
+    there: Workplace, dev_cluster: DevCluster
+) -> None:
     nodes = there.cluster.nodes()
     assert [node.name for node in nodes] == ["n1", "n2", "n3", "n4"]
     assert all(node.responds for node in nodes)
-    assert there.cluster.name == "ht"
+    assert there.cluster.name == dev_cluster.shape.name
     assert there.cluster.gates
 
 
