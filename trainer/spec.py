@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from storage.spec import Model
 
@@ -137,3 +139,65 @@ class TrainerJob(Model):
     train: TrainSpec
     manifest_key: str
     smoke: SmokeRun | None = None
+
+
+class CommandSpec(Model):
+    """Somebody's own training script, in place of the built-in trainer."""
+
+    argv: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1)], ...], Field(min_length=1)
+    ] = Field(description="The program and its arguments, such as [torchrun, train.py].")
+    per: Literal["node", "rank"] = Field(
+        "node", description="Start it once a node, as torchrun wants it, or once a rank."
+    )
+    cwd: Path = Field(Path(), description="The folder it is started in, on every node.")
+    checkpoints: Path | None = Field(
+        None,
+        description="Folder for its checkpoints, told to it as HEADRACE_CHECKPOINTS; by default "
+        "one below the workdir that all attempts of the run share.",
+    )
+    stop_signal: Literal["TERM", "INT", "USR1", "USR2"] = Field(
+        "TERM", description="The signal on which it saves and leaves."
+    )
+    progress: str | None = Field(
+        None,
+        description="Regular expression that finds the step in a line of its output, such as "
+        "'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)'.",
+    )
+    steps: int | None = Field(None, ge=1, le=MAX_STEPS, description="Its last step, to be shown.")
+    hang_after_s: float | None = Field(
+        None, gt=0, description="No new step for so long is a hang; needs `progress`."
+    )
+
+    @field_validator("progress")
+    @classmethod
+    def _progress_names_the_step(cls, progress: str | None) -> str | None:
+        if progress is None:
+            return None
+        try:
+            groups = re.compile(progress).groupindex
+        except re.error as error:
+            raise ValueError(f"progress {progress!r} is no regular expression: {error}") from None
+        if "step" not in groups:
+            raise ValueError(
+                f"progress {progress!r} must have a group named step; write it as "
+                "'step (?P<step>[0-9]+)'"
+            )
+        return progress
+
+    @model_validator(mode="after")
+    def _a_hang_can_be_seen(self) -> CommandSpec:
+        if self.hang_after_s is not None and self.progress is None:
+            raise ValueError(
+                f"hang_after_s {self.hang_after_s:g} needs progress, by which new steps are seen; "
+                "add it or leave hang_after_s out"
+            )
+        return self
+
+
+class CommandJob(Model):
+    """The payload of a `trainer.command` job."""
+
+    command: CommandSpec
+    checkpoints: Path
+    ranks_per_node: int = Field(ge=1)
