@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from slurm.devcluster import machine
-from slurm.devcluster.cluster import ClusterStatus, DevCluster, Say, remove
-from slurm.devcluster.config import DEFAULT_BASE, ClusterShape
+from slurm.devcluster.cluster import DevCluster, Say, remove
+from slurm.devcluster.config import DEFAULT_BASE, HEAD, ClusterShape
+from slurm.devcluster.status import ClusterStatus
 from storage.errors import HeadraceError, SpecError
 
 app = typer.Typer(
@@ -27,6 +28,9 @@ app = typer.Typer(
 Name = Annotated[str, typer.Option("--name", help="Which dev cluster.")]
 Base = Annotated[Path, typer.Option("--dir", help="Folder that holds the state of dev clusters.")]
 Node = Annotated[str, typer.Argument(help="A node's name, such as n2.")]
+Daemon = Annotated[str, typer.Argument(help="slurmctld, slurmdbd, munged, mariadbd or slurmd.")]
+Host = Annotated[str, typer.Option("--host", help="Where it runs: `head`, or a node for slurmd.")]
+Folder = Annotated[Path, typer.Argument(help="A folder, as this machine sees it.")]
 
 _DEFAULT_SHAPE = ClusterShape()
 _OUTCOMES = {"created": "is up", "repaired": "is up again", "already up": "is up already"}
@@ -55,6 +59,10 @@ def up(
     slurmd_timeout: Annotated[
         int | None, typer.Option(help="Seconds of silence that make a node dead. [default: 6]")
     ] = None,
+    accounting: Annotated[
+        str | None,
+        typer.Option(help="on, off, or limits (partition `few` takes few jobs). [default: on]"),
+    ] = None,
     install: Annotated[
         bool, typer.Option("--install", help="First install from Debian what is missing.")
     ] = False,
@@ -72,6 +80,7 @@ def up(
         "gpus_per_node": gpus,
         "cpu_quota": cpu_quota,
         "slurmd_timeout_s": slurmd_timeout,
+        "accounting": accounting,
     }
     with _progress(f"dev cluster {name}") as say:
         if install:
@@ -143,6 +152,67 @@ def slow(
     with _errors():
         DevCluster.load(name, base=base).slow(node, None if rate == "full" else rate)
     _out().print(f"{node} sends and receives at {rate} rate")
+
+
+@app.command()
+def stop(
+    daemon: Daemon,
+    host: Host = HEAD,
+    kill: Annotated[bool, typer.Option("--kill", help="As by a crash: no state is saved.")] = False,
+    name: Name = _DEFAULT_SHAPE.name,
+    base: Base = DEFAULT_BASE,
+) -> None:
+    """Stop a daemon, as a site does when it works on its Slurm; jobs go on."""
+    with _errors():
+        DevCluster.load(name, base=base).stop(daemon, host=host, kill=kill)
+    _out().print(f"{daemon} on {host} is stopped; `headrace dev start {daemon}` starts it again")
+
+
+@app.command()
+def start(
+    daemon: Daemon,
+    host: Host = HEAD,
+    name: Name = _DEFAULT_SHAPE.name,
+    base: Base = DEFAULT_BASE,
+) -> None:
+    """Start a daemon that was stopped; harmless where it runs."""
+    with _errors():
+        DevCluster.load(name, base=base).start(daemon, host=host)
+    _out().print(f"{daemon} on {host} runs")
+
+
+@app.command()
+def tiny(
+    node: Node,
+    folder: Folder,
+    size_mb: Annotated[int, typer.Option(min=1, help="Room that is left, in MB.")] = 1,
+    name: Name = _DEFAULT_SHAPE.name,
+    base: Base = DEFAULT_BASE,
+) -> None:
+    """Make a folder small for the jobs of one node, so that its disk is soon full."""
+    with _errors():
+        DevCluster.load(name, base=base).make_tiny(node, folder.resolve(), size_mb=size_mb)
+    _out().print(f"{folder} holds {size_mb} MB on {node}; `headrace dev restore` undoes it")
+
+
+@app.command()
+def readonly(
+    node: Node, folder: Folder, name: Name = _DEFAULT_SHAPE.name, base: Base = DEFAULT_BASE
+) -> None:
+    """Let the jobs of one node read a folder, but not write it."""
+    with _errors():
+        DevCluster.load(name, base=base).make_readonly(node, folder.resolve())
+    _out().print(f"{folder} cannot be written on {node}; `headrace dev restore` undoes it")
+
+
+@app.command()
+def restore(
+    node: Node, folder: Folder, name: Name = _DEFAULT_SHAPE.name, base: Base = DEFAULT_BASE
+) -> None:
+    """Undo `tiny` or `readonly`."""
+    with _errors():
+        DevCluster.load(name, base=base).restore(node, folder.resolve())
+    _out().print(f"{folder} is on {node} what it is here")
 
 
 def _out() -> Console:

@@ -11,16 +11,16 @@ import dataclasses
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slurm.devcluster import config, daemons, files, hosts, machine
+from slurm.devcluster import config, daemons, files, folders, hosts, machine
 from slurm.devcluster.cgroups import CgroupTree, machine_cores
 from slurm.devcluster.command import run
 from slurm.devcluster.config import DEFAULT_BASE, HEAD, ClusterShape, Layout
 from slurm.devcluster.daemons import Daemon
 from slurm.devcluster.errors import DevClusterError
+from slurm.devcluster.status import ClusterStatus, DaemonStatus, NodeStatus, is_present
 from storage.errors import SpecError
 
 Say = Callable[[str], None]
@@ -28,46 +28,6 @@ Outcome = Literal["created", "repaired", "already up"]
 
 _LOCK_TIMEOUT_S = 180.0
 _DAEMON_TIMEOUT_S = 60.0
-_ABSENT_STATES = ("down", "unk", "fail", "future")
-
-
-@dataclass(frozen=True)
-class DaemonStatus:
-    name: str
-    host: str
-    pid: int | None
-    log: Path
-
-
-@dataclass(frozen=True)
-class NodeStatus:
-    name: str
-    state: str
-    """As Slurm says it; ``*`` at its end means that the node does not answer."""
-    is_plugged_in: bool
-    address: str
-
-    @property
-    def is_present(self) -> bool:
-        return is_present(self.state)
-
-
-def is_present(state: str) -> bool:
-    """Whether a node in this state answers and can be given jobs, now or after the present one."""
-    return bool(state) and not state.endswith("*") and not state.startswith(_ABSENT_STATES)
-
-
-@dataclass(frozen=True)
-class ClusterStatus:
-    shape: ClusterShape
-    daemons: tuple[DaemonStatus, ...]
-    nodes: tuple[NodeStatus, ...]
-
-    @property
-    def is_up(self) -> bool:
-        return all(daemon.pid is not None for daemon in self.daemons) and all(
-            node.is_present for node in self.nodes
-        )
 
 
 def _silent(_: str) -> None:
@@ -156,11 +116,21 @@ class DevCluster:
 
     def pid(self, daemon_name: str, *, host: str = HEAD) -> int | None:
         """Process id of a running daemon: ``slurmctld``, ``slurmdbd``, ``slurmd`` of a node ..."""
+        daemon = self._daemon(daemon_name, host)
         tree = CgroupTree.of(self.shape.name)
-        for daemon in daemons.all_daemons(self.shape, self.layout):
-            if (daemon.name, daemon.host) == (daemon_name, host):
-                return daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree)
-        raise DevClusterError(f"dev cluster {self.shape.name!r} runs no {daemon_name} on {host}")
+        return daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree)
+
+    def stop(self, daemon_name: str, *, host: str = HEAD, kill: bool = False) -> None:
+        """Stop one daemon; with `kill` as by a crash, without its writing any state."""
+        daemon = self._daemon(daemon_name, host)
+        machine.check_privileges()
+        (daemons.kill if kill else daemons.stop)(daemon, layout=self.layout)
+
+    def start(self, daemon_name: str, *, host: str = HEAD) -> None:
+        """Start one daemon again, and wait until it serves; harmless where it runs."""
+        daemon = self._daemon(daemon_name, host)
+        machine.check_privileges()
+        self._ensure(daemon, CgroupTree.of(self.shape.name), _silent)
 
     def cut(self, node: str) -> None:
         """Unplug a node's network, as if the machine had died."""
@@ -177,6 +147,18 @@ class DevCluster:
         self._check_node(node)
         hosts.set_rate(shape=self.shape, host=node, rate=rate)
 
+    def make_tiny(self, node: str, folder: Path, *, size_mb: int) -> None:
+        """Put an empty, small file system over a folder, for the jobs of one node alone."""
+        folders.make_tiny(slurmd_pid=self._slurmd_pid(node), folder=folder, size_mb=size_mb)
+
+    def make_readonly(self, node: str, folder: Path) -> None:
+        """Let the jobs of one node read a folder, but not write it."""
+        folders.make_readonly(slurmd_pid=self._slurmd_pid(node), folder=folder)
+
+    def restore(self, node: str, folder: Path) -> None:
+        """Undo `make_tiny` or `make_readonly`; a slurmd that is started anew forgets them, too."""
+        folders.restore(slurmd_pid=self._slurmd_pid(node), folder=folder)
+
     def cpu_time_s(self, node: str) -> float:
         """CPU time that everything on a node has used since the cluster came up."""
         self._check_node(node)
@@ -189,6 +171,23 @@ class DevCluster:
                 f"{self.shape.nodes[0]} to {self.shape.nodes[-1]}"
             )
         machine.check_privileges()
+
+    def _daemon(self, name: str, host: str) -> Daemon:
+        known = daemons.all_daemons(self.shape, self.layout)
+        for daemon in known:
+            if (daemon.name, daemon.host) == (name, host):
+                return daemon
+        names = ", ".join(one.name for one in known if one.host == host) or "nothing"
+        raise DevClusterError(
+            f"dev cluster {self.shape.name!r} runs no {name} on {host}, only {names}"
+        )
+
+    def _slurmd_pid(self, node: str) -> int:
+        self._check_node(node)
+        pid = self.pid("slurmd", host=node)
+        if pid is None:
+            raise DevClusterError(f"slurmd of {node} does not run; `headrace dev up` repairs it")
+        return pid
 
     def _check_same_shape(self) -> bool:
         """Whether the cluster exists, with this very shape."""
@@ -219,36 +218,47 @@ class DevCluster:
 
     def _start_daemons(self, tree: CgroupTree, say: Say) -> None:
         layout = self.layout
-        munged, mariadbd, slurmdbd, slurmctld, *slurmds = daemons.all_daemons(self.shape, layout)
-        self._ensure(munged, tree, say, lambda: daemons.accepts(layout.munge_socket))
-        for slurmd in slurmds:
-            self._ensure(slurmd, tree, say)
-        if not layout.database.exists():
-            say("making the accounting database")
-            daemons.initialise_database(layout)
-        head = str(self.shape.address(HEAD))
-        self._ensure(mariadbd, tree, say, lambda: daemons.accepts(layout.database_socket))
-        self._ensure(slurmdbd, tree, say, lambda: daemons.accepts(head, config.SLURMDBD_PORT))
-        self._register()
-        self._ensure(slurmctld, tree, say, lambda: daemons.accepts(head, config.SLURMCTLD_PORT))
+        running = daemons.all_daemons(self.shape, layout)
+        control = [daemon for daemon in running if daemon.host == HEAD]
+        # The nodes first of what needs munge: they are ready by the time the controller is.
+        for daemon in (control[0], *running[len(control) :], *control[1:]):
+            if daemon.name == "mariadbd" and not layout.database.exists():
+                say("making the accounting database")
+                daemons.initialise_database(layout)
+            self._ensure(daemon, tree, say)
+            if daemon.name == "slurmdbd":
+                self._register()
 
-    def _ensure(
-        self,
-        daemon: Daemon,
-        tree: CgroupTree,
-        say: Say,
-        ready: Callable[[], bool] | None = None,
-    ) -> None:
+    def _ensure(self, daemon: Daemon, tree: CgroupTree, say: Say) -> None:
         """Start a daemon unless it runs, and wait until it serves."""
         if daemons.running_pid(daemon, shape=self.shape, layout=self.layout, tree=tree) is None:
             say(f"starting {daemon.name} on {daemon.host}")
             daemons.kill(daemon, layout=self.layout)
             daemons.start(daemon, layout=self.layout)
-        if ready is not None:
-            daemons.wait_for(daemon, ready, layout=self.layout, timeout_s=_DAEMON_TIMEOUT_S)
+        door = self._door(daemon)
+        if door is not None:
+            daemons.wait_for(
+                daemon,
+                lambda: daemons.accepts(*door),
+                layout=self.layout,
+                timeout_s=_DAEMON_TIMEOUT_S,
+            )
+
+    def _door(self, daemon: Daemon) -> tuple[Path] | tuple[str, int] | None:
+        """Where a daemon that serves is reached; None for a slurmd, which registers itself."""
+        head = str(self.shape.address(HEAD))
+        doors: dict[str, tuple[Path] | tuple[str, int]] = {
+            "munged": (self.layout.munge_socket,),
+            "mariadbd": (self.layout.database_socket,),
+            "slurmdbd": (head, config.SLURMDBD_PORT),
+            "slurmctld": (head, config.SLURMCTLD_PORT),
+        }
+        return doors.get(daemon.name)
 
     def _register(self) -> None:
         """Make the cluster known to the accounting, without which slurmctld does not start."""
+        if self.shape.accounting == "limits":
+            self._add_qos()
         if self._is_registered():
             return
         try:
@@ -257,6 +267,12 @@ class DevCluster:
             # The command of an `up` that was killed may have arrived in the meantime.
             if not self._is_registered():
                 raise
+
+    def _add_qos(self) -> None:
+        named = self._slurm("sacctmgr", "-nP", "show", "qos", "format=name").split()
+        if "few" not in named:
+            limit = f"MaxSubmitJobsPerUser={config.MAX_SUBMITTED_OF_FEW}"
+            self._slurm("sacctmgr", "-i", "add", "qos", "few", limit)
 
     def _is_registered(self) -> bool:
         clusters = self._slurm("sacctmgr", "-nP", "show", "cluster", "format=cluster")

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from typing import Literal, get_args
 
 from storage.errors import SpecError
+
+Accounting = Literal["on", "limits", "off"]
 
 DEFAULT_BASE = Path("/var/lib/headrace-dev")
 HEAD = "head"
@@ -24,6 +27,10 @@ _MAX_NODES = 64
 _FIRST_NODE_OFFSET = 11
 # Of a unix socket's path, see unix(7); the longest of ours is <root>/run/munge.socket.
 _MAX_ROOT_CHARS = 80
+MAX_SUBMITTED_OF_FEW = 2
+"""Jobs that a user may have in partition `few`, queued and running together."""
+_GRACE_S = 3
+_SHORT_MIN = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,9 @@ class ClusterShape:
     cpu_quota: float | None = None
     """Cores that all processes of one node may use together; None leaves them unlimited."""
     slurmd_timeout_s: int = 6
+    accounting: Accounting = "on"
+    """`limits` makes Slurm hold users to their QOS, and adds a partition that allows few jobs;
+    `off` runs neither slurmdbd nor its database."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -57,6 +67,11 @@ class ClusterShape:
         _check_range("slurmd-timeout", self.slurmd_timeout_s, 2, 65533)
         if self.cpu_quota is not None:
             _check_range("cpu-quota", self.cpu_quota, 0.05, 1024)
+        if self.accounting not in get_args(Accounting):
+            raise SpecError(
+                f"dev cluster accounting {self.accounting!r}: must be one of "
+                f"{', '.join(get_args(Accounting))}; change --accounting"
+            )
         try:
             network = IPv4Network(self.subnet)
         except ValueError as error:
@@ -266,23 +281,46 @@ def slurm_conf(*, shape: ClusterShape, layout: Layout) -> str:
         "TaskPlugin=task/cgroup",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=5",
-        "AccountingStorageType=accounting_storage/slurmdbd",
-        f"AccountingStorageHost={head}",
-        f"AccountingStoragePort={SLURMDBD_PORT}",
-        # Where the munge socket is named to those who speak to slurmdbd.
-        f"AccountingStoragePass={layout.munge_socket}",
+        # A job in `urgent` ends those in its way; they are told, and have a moment to leave.
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=CANCEL",
+        *_accounting(shape=shape, layout=layout),
         # Nodes claim what the shape says, whatever this machine has.
         "SlurmdParameters=config_overrides",
     ]
     if gres:
-        lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
+        lines.append("GresTypes=gpu")
     lines += [
         f"NodeName={node_range} NodeAddr={addresses} CPUs={shape.cpus_per_node} Boards=1 "
         f"SocketsPerBoard=1 CoresPerSocket={shape.cpus_per_node} ThreadsPerCore=1 "
         f"RealMemory={shape.memory_mb}{gres} State=UNKNOWN",
-        f"PartitionName=dev Nodes={node_range} Default=YES MaxTime=INFINITE State=UP",
+        f"PartitionName=dev Nodes={node_range} Default=YES MaxTime=INFINITE State=UP "
+        f"GraceTime={_GRACE_S}",
+        f"PartitionName=urgent Nodes={node_range} MaxTime=INFINITE State=UP "
+        "PriorityTier=10 PreemptMode=OFF",
+        f"PartitionName=short Nodes={node_range} MaxTime={_SHORT_MIN} State=UP "
+        f"GraceTime={_GRACE_S}",
     ]
+    if shape.accounting == "limits":
+        lines.append(f"PartitionName=few Nodes={node_range} MaxTime=INFINITE State=UP QOS=few")
     return "\n".join(lines) + "\n"
+
+
+def _accounting(*, shape: ClusterShape, layout: Layout) -> list[str]:
+    if shape.accounting == "off":
+        return ["AccountingStorageType=accounting_storage/none"]
+    lines = [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={shape.address(HEAD)}",
+        f"AccountingStoragePort={SLURMDBD_PORT}",
+        # Where the munge socket is named to those who speak to slurmdbd.
+        f"AccountingStoragePass={layout.munge_socket}",
+    ]
+    if shape.gpus_per_node:
+        lines.append("AccountingStorageTRES=gres/gpu")
+    if shape.accounting == "limits":
+        lines.append("AccountingStorageEnforce=associations,limits,qos")
+    return lines
 
 
 def slurmdbd_conf(*, shape: ClusterShape, layout: Layout) -> str:

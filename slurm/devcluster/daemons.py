@@ -27,6 +27,7 @@ _LOG_TAIL_LINES = 15
 _FRESH_DATABASE = ".db-new"
 _POLL_S = 0.05
 _KILL_DEADLINE_S = 10.0
+_STOP_DEADLINE_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def slurmd(layout: Layout, node: str) -> Daemon:
 
 def all_daemons(shape: ClusterShape, layout: Layout) -> tuple[Daemon, ...]:
     """In the order in which they need each other."""
-    control = (munged(layout), mariadbd(layout), slurmdbd(), slurmctld(layout))
+    accounting = () if shape.accounting == "off" else (mariadbd(layout), slurmdbd())
+    control = (munged(layout), *accounting, slurmctld(layout))
     return (*control, *(slurmd(layout, node) for node in shape.nodes))
 
 
@@ -169,16 +171,28 @@ def running_pid(
 
 def kill(daemon: Daemon, *, layout: Layout) -> None:
     """Kill exactly the process that the daemon recorded, if it lives, and wait for its end."""
+    if not _end(daemon, signal.SIGKILL, layout=layout, timeout_s=_KILL_DEADLINE_S):
+        raise DevClusterError(f"{daemon.name} on {daemon.host} does not die")
+
+
+def stop(daemon: Daemon, *, layout: Layout) -> None:
+    """As a site stops it: it writes its state before it ends, unless that takes too long."""
+    if not _end(daemon, signal.SIGTERM, layout=layout, timeout_s=_STOP_DEADLINE_S):
+        kill(daemon, layout=layout)
+
+
+def _end(daemon: Daemon, number: signal.Signals, *, layout: Layout, timeout_s: float) -> bool:
     pid = _recorded_pid(daemon, layout)
     if pid is None:
-        return
-    os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + _KILL_DEADLINE_S
+        return True
+    os.kill(pid, number)
+    deadline = time.monotonic() + timeout_s
     while _recorded_pid(daemon, layout) is not None:
         if time.monotonic() > deadline:
-            raise DevClusterError(f"{daemon.name} on {daemon.host}, process {pid}, does not die")
+            return False
         reap(frozenset({pid}))
         time.sleep(_POLL_S)
+    return True
 
 
 def _recorded_pid(daemon: Daemon, layout: Layout) -> int | None:

@@ -11,6 +11,7 @@ import pytest
 from slurm.devcluster import config
 from slurm.devcluster.cgroups import parse_mountinfo
 from slurm.devcluster.config import HEAD, ClusterShape, Layout
+from slurm.devcluster.daemons import all_daemons
 from storage.errors import SpecError
 
 LAYOUT = Layout(Path("/var/lib/headrace-dev/default"))
@@ -57,6 +58,14 @@ def test_a_cluster_without_gpus_schedules_none() -> None:
     shape = ClusterShape(gpus_per_node=0)
     assert config.gres_conf(shape=shape, layout=LAYOUT) == ""
     assert "gpu" not in config.slurm_conf(shape=shape, layout=LAYOUT).lower()
+
+
+def test_a_cluster_without_accounting_runs_no_database() -> None:
+    shape = ClusterShape(accounting="off")
+    text = config.slurm_conf(shape=shape, layout=LAYOUT)
+    assert settings(text)["AccountingStorageType"] == "accounting_storage/none"
+    names = {daemon.name for daemon in all_daemons(shape, LAYOUT)}
+    assert names == {"munged", "slurmctld", "slurmd"}
 
 
 @pytest.mark.parametrize(("gpus", "files"), [(1, "dev/gpu0"), (8, "dev/gpu[0-7]")])
@@ -118,6 +127,7 @@ def test_everything_a_cluster_listens_on_or_writes_is_its_own() -> None:
         ({"gpus_per_node": -1}, "--gpus"),
         ({"cpu_quota": 0.001}, "--cpu-quota"),
         ({"slurmd_timeout_s": 1}, "--slurmd-timeout"),
+        ({"accounting": "none"}, "--accounting"),
         ({"subnet": "10.99.0.0"}, "--subnet"),
         ({"subnet": "10.99.0.1/24"}, "10.99.0.0/24"),
         ({"subnet": "10.99.0.0/28", "num_nodes": 5}, "--subnet"),
