@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slurm.commands import expand_nodes
+from slurm.answers import expand_nodes
 from slurm.launchers import TIMED_OUT, Ended, Limits, rank_log, run_local, run_srun
 from slurm.log_tails import tail
 from storage.errors import HeadraceError, StoreError

@@ -15,6 +15,11 @@ from typing import Any
 from submitit.core.utils import FailedSubmissionError
 from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
+from slurm.answers import (
+    nodes_command,
+    parse_cluster_name,
+    parse_nodes,
+)
 from slurm.cluster import JobObservation, NodeState, Resources, SubmitDoubtful
 from slurm.commands import (
     CommandFailed,
@@ -23,9 +28,6 @@ from slurm.commands import (
     Commands,
     CommandTimedOut,
     SystemCommands,
-    nodes_command,
-    parse_cluster_name,
-    parse_nodes,
     run_checked,
 )
 from slurm.job_script import (

@@ -7,14 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from slurm.cluster import JobObservation, JobState
-from slurm.commands import (
-    CommandFailed,
-    Commands,
+from slurm.answers import (
     accounting_command,
     parse_accounting,
     parse_queue,
     queue_command,
+)
+from slurm.cluster import JobObservation, JobState
+from slurm.commands import (
+    CommandFailed,
+    Commands,
     run_checked,
 )
 from storage.errors import SlurmError

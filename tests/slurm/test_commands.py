@@ -9,6 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm.answers import (
+    expand_nodes,
+    job_state,
+    parse_accounting,
+    parse_cluster_name,
+    parse_nodes,
+    parse_queue,
+)
 from slurm.cluster import JobState
 from slurm.commands import (
     CommandFailed,
@@ -16,12 +24,6 @@ from slurm.commands import (
     CommandTimedOut,
     SystemCommands,
     command_environment,
-    expand_nodes,
-    job_state,
-    parse_accounting,
-    parse_cluster_name,
-    parse_nodes,
-    parse_queue,
     run_checked,
 )
 from storage.errors import SlurmError, SpecError

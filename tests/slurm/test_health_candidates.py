@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm.answers import parse_nodes
 from slurm.cluster import NodeState
-from slurm.commands import parse_nodes
 from slurm.health.candidates import Standing, choose, standing
 from storage.errors import SpecError
 
