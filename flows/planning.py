@@ -27,7 +27,7 @@ from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.records import Intent, Stage, StageRecord, Why
 from storage.shards.build import plan_shards
-from tasks import prune, shard, smoke, train, validate
+from tasks import command, prune, shard, smoke, train, validate
 from tasks.context import RunContext, Unit
 from tasks.jobs import describe, resources
 from tasks.report import is_passed, summary
@@ -50,10 +50,13 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that is known before anything is submitted. `notes` say what could not be asked."""
+    """All that is known before anything is submitted. `notes` say what could not be asked.
+
+    `sums` are None where the training script is somebody's own.
+    """
 
     stages: tuple[StagePlan, ...]
-    sums: RunSums
+    sums: RunSums | None
     notes: tuple[str, ...]
 
 
@@ -63,7 +66,7 @@ def plan_run(spec: PipelineSpec) -> Plan:
     Raises:
         SpecError: no file matches an input, or a tokenizer or a model does not fit.
     """
-    sums = sums_of(spec)
+    sums = sums_of(spec) if spec.command is None else None
     notes: list[str] = []
     with ExitStack() as stack:
         ledger = _ledger(spec, stack, notes)
@@ -102,7 +105,16 @@ class _Planner:
         chosen = validate.candidates(context, spec.validation, nodes) if nodes else None
         probes = () if chosen is None else validate.units(chosen, spec.validation)
         yield self._plan(Stage.VALIDATE, probes, validated)
-        job = plan_shards(spec.data)
+        if spec.command is None:
+            yield from self._own_trainer()
+            return
+        asked = command.inputs(context, spec.command)
+        ended = self._find(Stage.TRAIN, lambda: asked)
+        yield self._plan(Stage.TRAIN, command.units(context, spec.command), ended)
+
+    def _own_trainer(self) -> Iterator[StagePlan]:
+        context, spec = self.context, self.spec
+        job = plan_shards(spec.documents)
         shards = self._find(Stage.SHARD, lambda: shard.inputs(job))
         yield self._plan(Stage.SHARD, shard.units(job), shards)
         key = LATER if shards is None else str(shards.outputs["manifest_key"])

@@ -26,9 +26,8 @@ def show_stages(
 ) -> State[Any]:
     """Run `stages` inside a flow; returns how that flow ends."""
     spec = spec.anchored(base_folder())
-    total_steps = {Stage.TRAIN: spec.train.steps, Stage.SMOKE: spec.smoke.steps}
     report = spec.workdir / spec.run / FILE
-    with PrefectEyes(total_steps=total_steps, report=f"report: {report}") as prefect_eyes:
+    with PrefectEyes(total_steps=spec.total_steps, report=f"report: {report}") as prefect_eyes:
         eyes = AllEyes(prefect_eyes, *onlookers())
         try:
             with open_run(spec, eyes=eyes, forced=forced) as context:
@@ -42,7 +41,7 @@ def show_stages(
         except HeadraceError as error:
             eyes.say(str(error))
             return Failed(message=str(error))
-    return Completed(message=summary(done[Stage.TRAIN if Stage.TRAIN in done else stages[-1]]))
+    return Completed(message=summary(done.get(Stage.TRAIN) or done[stages[-1]]))
 
 
 class _ReportingEyes(AllEyes):

@@ -8,9 +8,10 @@ from typing import Annotated, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
+from storage.records import Stage
 from storage.spec import DataSpec, FolderOrFile, Model, RetentionSpec, StoreSpec
 from tasks.spec import SmokeSpec
-from trainer.spec import TrainSpec
+from trainer.spec import CommandSpec, TrainSpec
 
 BYTES = "bytes"
 
@@ -30,15 +31,53 @@ class PipelineSpec(Model):
     cluster: ClusterSpec = ClusterSpec()
     store: StoreSpec = StoreSpec()
     validation: ValidateSpec = ValidateSpec()
-    data: DataSpec
+    data: DataSpec | None = Field(None, description="What the built-in trainer learns from.")
     smoke: SmokeSpec = SmokeSpec()
     train: TrainSpec = TrainSpec()
+    command: CommandSpec | None = Field(
+        None, description="A training script of one's own, in place of data, smoke and train."
+    )
     retention: RetentionSpec = RetentionSpec()
     retry: RetrySpec = RetrySpec()
 
     @model_validator(mode="after")
+    def _one_trainer_is_named(self) -> PipelineSpec:
+        if self.command is None and self.data is None:
+            raise ValueError(
+                "data is missing: name the documents to train on (data.inputs), or a script of "
+                "your own (command.argv)"
+            )
+        plain = type(self).model_construct(run=self.run)
+        for name in ("data", "smoke", "train", "retention"):
+            if self.command is not None and getattr(self, name) != getattr(plain, name):
+                raise ValueError(
+                    f"{name} means nothing to a script of your own, which command.argv names; "
+                    f"leave out {name} or command"
+                )
+        return self
+
+    @property
+    def documents(self) -> DataSpec:
+        """The data of a run of the built-in trainer."""
+        assert self.data is not None
+        return self.data
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages that the run has: a command brings its own data, and keeps its own house."""
+        return tuple(Stage) if self.command is None else (Stage.VALIDATE, Stage.TRAIN)
+
+    @property
+    def total_steps(self) -> dict[Stage, int]:
+        """The last step of each stage that counts steps, where it is known."""
+        if self.command is None:
+            return {Stage.TRAIN: self.train.steps, Stage.SMOKE: self.smoke.steps}
+        return {} if self.command.steps is None else {Stage.TRAIN: self.command.steps}
+
+    @model_validator(mode="after")
     def _parts_fit_each_other(self) -> PipelineSpec:
-        self.train.accumulation(self.cluster.nodes * self.cluster.ranks_per_node)
+        if self.command is None:
+            self.train.accumulation(self.cluster.nodes * self.cluster.ranks_per_node)
         if (
             self.cluster.spans_hosts
             and self.store.is_embedded
@@ -74,7 +113,7 @@ class PipelineSpec(Model):
         def text_at(text: str) -> str:
             return text if "://" in text else str(at(Path(text)))
 
-        data, store, cluster = self.data, self.store, self.cluster
+        data, store, cluster, command = self.data, self.store, self.cluster, self.command
         own = [self.workdir, *filter(None, [store.embedded.directory])]
         embedded = store.embedded.model_copy(update={"directory": at(store.embedded.directory)})
         return self.model_copy(
@@ -89,7 +128,12 @@ class PipelineSpec(Model):
                         "embedded": embedded,
                     }
                 ),
-                "data": data.model_copy(
+                "command": command
+                and command.model_copy(
+                    update={"cwd": at(command.cwd), "checkpoints": at(command.checkpoints)}
+                ),
+                "data": data
+                and data.model_copy(
                     update={
                         "inputs": tuple(text_at(item) for item in data.inputs),
                         # Once each, so that what is anchored already stays as it is.

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flows.spec import PipelineSpec
+from storage.errors import SpecError
 from storage.records import Stage, StageRecord
 from storage.shards.build import plan_shards
 from storage.shards.tokenizers import open_tokenizer
+from tasks.command import run_command
 from tasks.context import RunContext
 from tasks.prune import prune
 from tasks.shard import shard
@@ -29,8 +31,9 @@ def require_files(spec: PipelineSpec) -> None:
     Raises:
         SpecError: no file matches an input, or a tokenizer or a model does not fit.
     """
-    plan_shards(spec.data)
-    sums_of(spec)
+    if spec.command is None:
+        plan_shards(spec.documents)
+        sums_of(spec)
 
 
 def sums_of(spec: PipelineSpec) -> RunSums:
@@ -41,7 +44,7 @@ def sums_of(spec: PipelineSpec) -> RunSums:
     """
     return run_sums(
         spec.train,
-        tokenizer_vocab=open_tokenizer(spec.data).vocab,
+        tokenizer_vocab=open_tokenizer(spec.documents).vocab,
         world_size=spec.cluster.nodes * spec.cluster.ranks_per_node,
     )
 
@@ -54,6 +57,11 @@ def run_stages(context: RunContext, spec: PipelineSpec, stages: Sequence[Stage])
         StageFailed: one ended without its result; those after it are not begun.
         RunCancelled: a person ended the run.
     """
+    stages = [stage for stage in stages if stage in spec.stages]
+    if not stages:
+        raise SpecError(
+            f"command: a run of a script of your own has the stages {', '.join(spec.stages)} alone"
+        )
     if Stage.SHARD in stages:
         require_files(spec)
     done: dict[Stage, StageRecord] = {}
@@ -77,10 +85,12 @@ def _run(
         case Stage.VALIDATE:
             return validate(context, spec.validation)
         case Stage.SHARD:
-            return shard(context, spec.data)
+            return shard(context, spec.documents)
         case Stage.SMOKE:
             manifest_key = done[Stage.SHARD].outputs["manifest_key"]
             return smoke(context, spec.smoke, train=spec.train, manifest_key=manifest_key)
+        case Stage.TRAIN if spec.command is not None:
+            return run_command(context, spec.command)
         case Stage.TRAIN:
             manifest_key = done[Stage.SHARD].outputs["manifest_key"]
             return train(context, spec.train, manifest_key=manifest_key)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from storage.errors import HeadraceError
 from storage.keys import DatasetKeys, RunKeys
@@ -39,6 +39,7 @@ class JobDescription:
     launcher: Literal["local", "srun"] = "local"
     cpus_per_rank: int = 1
     heartbeat_s: float = 5.0
+    peer_silence_s: float = 4.0
 
     @classmethod
     def read(cls, path: Path) -> JobDescription:
@@ -98,12 +99,34 @@ class RankIdentity:
         )
 
 
+@dataclass(frozen=True, kw_only=True, order=True)
+class Peer:
+    """Another rank of the same job."""
+
+    rank: int
+    node: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node}"
+
+
+class PeerWatch(Protocol):
+    """What is known of the ranks next to this one."""
+
+    def unanswering(self, *, for_s: float) -> tuple[Peer, ...]:
+        """Those whose process is there, and has not answered for so long."""
+
+
 class JobContext:
     """What an entry is handed: its description, its place, the ledger, and a voice.
 
     As a context manager it keeps the node's heartbeat going: the node's first rank overwrites one
-    small object every `heartbeat_s` seconds.
+    small object every `heartbeat_s` seconds. `peers` is None for a rank that has none or is not
+    watched; `listens_at` is where the node's first rank awaits those of other nodes.
     """
+
+    peers: PeerWatch | None = None
+    listens_at: str = ""
 
     def __init__(self, job: JobDescription, identity: RankIdentity) -> None:
         self.job = job
@@ -127,6 +150,11 @@ class JobContext:
         with self._lock:
             self._beat = replace(self._beat, step=step, numbers=numbers)
 
+    def address_of(self, node: str) -> str:
+        """Where that node's first rank says that it listens; "" before it has said so."""
+        body = self.store.get_if_exists(self._heartbeat_key(node))
+        return "" if body is None else decode(Heartbeat, body).listens_at
+
     def is_fenced(self) -> bool:
         """Whether this attempt was closed, or another was made for the same unit."""
         return self.ledger.is_superseded(self.job.intent)
@@ -142,18 +170,30 @@ class JobContext:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=self.job.heartbeat_s)
+            # The last step is what tells an attempt that got on from one that did not.
+            self._try_to_beat()
 
     def _keep_beating(self) -> None:
         while not self._stop.wait(self.job.heartbeat_s):
-            try:
-                self._put_heartbeat()
-            except HeadraceError as error:
-                print(f"headrace: heartbeat not written: {error}", flush=True)
+            self._try_to_beat()
+
+    def _try_to_beat(self) -> None:
+        try:
+            self._put_heartbeat()
+        except HeadraceError as error:
+            print(f"headrace: heartbeat not written: {error}", flush=True)
 
     def _put_heartbeat(self) -> None:
         with self._lock:
-            self._beat = replace(self._beat, sequence=self._beat.sequence + 1, at=datetime.now(UTC))
+            self._beat = replace(
+                self._beat,
+                sequence=self._beat.sequence + 1,
+                listens_at=self.listens_at,
+                at=datetime.now(UTC),
+            )
             beat = self._beat
+        self.store.put(self._heartbeat_key(beat.node), encode(beat))
+
+    def _heartbeat_key(self, node: str) -> str:
         intent = self.job.intent
-        key = self.job.keys.heartbeat(intent.stage, intent.attempt, beat.node)
-        self.store.put(key, encode(beat))
+        return self.job.keys.heartbeat(intent.stage, intent.attempt, node)

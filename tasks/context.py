@@ -45,6 +45,7 @@ class Unit:
     payload: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
     ranks_per_node: int = 1
+    cpus_per_rank: int | None = None
     node_list: tuple[str, ...] = ()
     time_limit_min: int | None = None
     resumes: bool = False

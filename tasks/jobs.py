@@ -21,7 +21,7 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
         folder=context.attempt_folder(intent.stage, intent.attempt),
         code=context.snapshot.path,
         python=context.cluster_spec.python or Path(sys.executable),
-        cpus_per_rank=context.cluster_spec.cpus_per_rank,
+        cpus_per_rank=unit.cpus_per_rank or context.cluster_spec.cpus_per_rank,
         heartbeat_s=context.retry.heartbeat_s,
     )
 
@@ -32,7 +32,7 @@ def resources(context: RunContext, unit: Unit, *, excluded: tuple[str, ...]) -> 
     return Resources(
         nodes=unit.nodes,
         ranks_per_node=unit.ranks_per_node,
-        cpus_per_rank=spec.cpus_per_rank,
+        cpus_per_rank=unit.cpus_per_rank or spec.cpus_per_rank,
         gpus_per_node=spec.gpus_per_node,
         memory_per_node=spec.memory_per_node,
         node_list=unit.node_list,

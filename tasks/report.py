@@ -276,7 +276,8 @@ def checkpoints_table(view: RunView) -> tuple[Heading | Table, ...]:
 
 
 def _train_figures(outputs: Mapping[str, Any]) -> list[str]:
-    figures = [f"step {outputs.get('final_step')}"]
+    step = outputs.get("final_step")
+    figures = ["the command is done" if step is None else f"step {step}"]
     for name, key in (("loss", "train_loss"), ("validation loss", "val_loss")):
         if outputs.get(key) is not None:
             figures.append(f"{name} {_figure(outputs[key])}")

@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from flows.planning import Plan, StagePlan
+    from flows.planning import StagePlan
     from flows.spec import PipelineSpec
+    from trainer.plan.arithmetic import RunSums
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The pipeline's YAML file.")]
 
@@ -29,16 +30,17 @@ def plan(spec: SpecFile) -> None:
     console.print(f"[bold]Run {loaded.run}[/]", highlight=False)
     for note in planned.notes:
         console.print(f"[yellow]{escape(note)}[/]", highlight=False, soft_wrap=True)
-    console.print(_sums(loaded, planned))
+    if planned.sums is not None:
+        console.print(_sums(loaded, planned.sums))
     for stage in planned.stages:
         _show(console, stage)
 
 
-def _sums(spec: PipelineSpec, planned: Plan) -> Table:
-    train, sums = spec.train, planned.sums
+def _sums(spec: PipelineSpec, sums: RunSums) -> Table:
+    train = spec.train
     rows = {
         "parameters": f"{sums.num_params:,}",
-        "ranks": f"{planned.sums.world_size:,} = {spec.cluster.nodes:,} nodes "
+        "ranks": f"{sums.world_size:,} = {spec.cluster.nodes:,} nodes "
         f"× {spec.cluster.ranks_per_node}",
         "tokens a step": f"{sums.tokens_per_step:,} = {train.global_batch:,} sequences "
         f"× {train.sequence:,}",

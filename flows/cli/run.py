@@ -44,9 +44,8 @@ def run(spec: SpecFile, force: Force = None) -> None:
     from tasks.report import PAGE
 
     say(f"Run {loaded.run}; its flow is shown at {ui_url}")
-    total_steps = {Stage.TRAIN: loaded.train.steps, Stage.SMOKE: loaded.smoke.steps}
     try:
-        with ConsoleEyes(console, total_steps=total_steps) as eyes, looking_on(eyes):
+        with ConsoleEyes(console, total_steps=loaded.total_steps) as eyes, looking_on(eyes):
             state = pretrain(loaded, force=tuple(force or ()), return_state=True)
     except KeyboardInterrupt:
         say("Interrupted. A job that was submitted goes on, and the same command adopts it.")
