@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm.answers import expand_nodes
-from slurm.launchers import TIMED_OUT, Ended, Limits, rank_log, run_local, run_srun
-from slurm.log_tails import tail
+from slurm.job_logs import rank_tail
+from slurm.launchers import TIMED_OUT, Ended, Limits, run_local, run_srun
 from storage.errors import HeadraceError, StoreError
 from storage.job import JobDescription
 from storage.ledger import Ledger
@@ -156,7 +156,12 @@ def _last_word(ledger: Ledger, job: JobDescription, placement: Placement, ended:
     """Write the exit record unless a rank did, and return the code of the one that stands."""
     silent = ended.code == 0
     words = "every rank left with 0 and none said that the work is done" if silent else ended.words
-    log = tail(rank_log(job.folder, ended.rank or 0), size_bytes=_LOG_BYTES)
+    log = rank_tail(
+        job.folder,
+        rank=ended.rank or 0,
+        nodes=[ended.node or placement.head],
+        size_bytes=_LOG_BYTES,
+    )
     record = Exit(
         code=ExitCode.CRASHED if silent else ended.code,
         rank=ended.rank,

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from slurm.job_logs import NODE_PATTERN, srun_log
 from slurm.job_script import escape_pattern
+from slurm.rank_output import RankOutput
 from storage.job import JobDescription
 from storage.records import ExitCode
 
@@ -44,17 +44,9 @@ class Limits:
     limit_s: float
 
 
-def rank_log(folder: Path, rank: int) -> Path:
-    return folder / f"rank.{rank}.log"
-
-
-def srun_log(folder: Path) -> Path:
-    """srun's own words, apart from the ranks'."""
-    return folder / "srun.log"
-
-
 def rank_command(job: JobDescription) -> list[str]:
-    return [str(job.python), "-P", "-m", "slurm.rank", str(job.folder / "job.json")]
+    python = job.rank_python or str(job.python)
+    return [python, "-P", "-m", "slurm.rank", str(job.folder / "job.json")]
 
 
 def srun_command(job: JobDescription) -> list[str]:
@@ -70,7 +62,10 @@ def srun_command(job: JobDescription) -> list[str]:
         "--export=ALL",
         "--input=none",
         "--open-mode=append",
-        f"--output={escape_pattern(job.folder)}/rank.%t.log",
+        "--label",
+        f"--output={escape_pattern(job.folder)}/{NODE_PATTERN.format('%N')}",
+        *job.srun_options,
+        *job.rank_prefix,
         *rank_command(job),
     ]
 
@@ -108,9 +103,15 @@ def run_srun(
                 break
             time.sleep(_POLL_S)
     code = _shell_code(code)
+    if code == 0 and _NOT_LAUNCHED.search(said):
+        return Ended(code=1, words=said.strip())
     if first is None or code == 0:
         return Ended(code=code, words=said.strip())
     return replace(first, words=said.strip())
+
+
+_NOT_LAUNCHED = re.compile(r"^srun: error: .*launch failed", re.MULTILINE)
+"""What srun says where a node cannot open the output file. It leaves with 0 all the same."""
 
 
 _SRUN_FAILURE = re.compile(
@@ -161,22 +162,27 @@ def run_local(
 
     `on_failure` is told of the first bad exit before the other ranks are ended.
     """
-    with ExitStack() as logs:
-        ranks = [
-            subprocess.Popen(
+    ranks: list[subprocess.Popen[bytes]] = []
+    with RankOutput(job.folder) as output:
+        for rank, place in enumerate(_places(nodes, job.intent.ranks_per_node)):
+            process = subprocess.Popen(
                 rank_command(job),
                 env={**environment, **place},
                 stdin=subprocess.DEVNULL,
-                stdout=logs.enter_context(rank_log(job.folder, rank).open("ab")),
+                stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                bufsize=0,
             )
-            for rank, place in enumerate(_places(nodes, job.intent.ranks_per_node))
-        ]
-    on_start(lambda number: _signal_all(ranks, number))
-    ended = _watch(ranks, nodes=nodes, limits=limits, per_node=job.intent.ranks_per_node)
-    if ended.code != 0:
-        on_failure(ended)
-        _end_all(ranks)
+            assert process.stdout is not None
+            output.add(process.stdout, rank=rank, node=place["SLURMD_NODENAME"])
+            ranks.append(process)
+        on_start(lambda number: _signal_all(ranks, number))
+        ended = _watch(
+            ranks, output, nodes=nodes, limits=limits, per_node=job.intent.ranks_per_node
+        )
+        if ended.code != 0:
+            on_failure(ended)
+            _end_all(ranks, output)
     return ended
 
 
@@ -199,6 +205,7 @@ def _places(nodes: Sequence[str], ranks_per_node: int) -> list[dict[str, str]]:
 
 def _watch(
     ranks: Sequence[subprocess.Popen[bytes]],
+    output: RankOutput,
     *,
     nodes: Sequence[str],
     limits: Limits,
@@ -210,6 +217,8 @@ def _watch(
         codes = [rank.poll() for rank in ranks]
         for rank, code in enumerate(codes):
             if code:
+                # What it said last counts as evidence from here on.
+                output.pump(0.0)
                 words = f"rank {rank} ended with {_spell(code)}"
                 node = nodes[rank // per_node]
                 return Ended(code=_shell_code(code), rank=rank, node=node, words=words)
@@ -222,14 +231,14 @@ def _watch(
         if elapsed > limits.limit_s - limits.lead_s and not told:
             told = True
             _signal_all(ranks, signal.SIGUSR2)
-        time.sleep(_POLL_S)
+        output.pump(_POLL_S)
 
 
-def _end_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end_all(ranks: Sequence[subprocess.Popen[bytes]], output: RankOutput) -> None:
     _signal_all(ranks, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        output.pump(_POLL_S)
     _signal_all(ranks, signal.SIGKILL)
     for rank in ranks:
         rank.wait()

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slurm.launchers import first_failure, srun_log
+from slurm.job_logs import srun_log
+from slurm.launchers import first_failure
 from slurm.log_patterns import Sign, find_sign, is_peer_loss
 from slurm.log_tails import shorten, tail
 from storage.errors import (

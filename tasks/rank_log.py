@@ -1,30 +1,35 @@
-"""Follows a growing log file, a bounded piece at a time."""
+"""Follows one rank's lines in its node's growing log, a bounded piece at a time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-PIECE_BYTES = 64 * 1024
+from slurm.job_logs import node_log, split_label
+
+PIECE_BYTES = 256 * 1024
 PIECE_LINES = 200
 
 
 class LogFollower:
-    """Hands out the lines that a log has gained; of a sudden flood only the last ones.
+    """Hands out the lines that a rank has gained; of a sudden flood only the last ones.
 
     A job writes what it likes, and whoever watches pays for each line.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path, *, node: str, rank: int) -> None:
+        self._folder = folder
+        self._node = node
+        self._rank = rank
         self._offset = 0
         self._partial = b""
 
     def new_lines(self) -> tuple[str, ...]:
         """Whole lines that have come since the last call; none while the file is not there."""
+        path = node_log(self._folder, self._node)
         try:
-            size_bytes = self._path.stat().st_size
+            size_bytes = path.stat().st_size
             skipped_bytes = max(0, size_bytes - self._offset - PIECE_BYTES)
-            with self._path.open("rb") as file:
+            with path.open("rb") as file:
                 file.seek(self._offset + skipped_bytes)
                 piece = file.read(PIECE_BYTES)
         except OSError:
@@ -34,9 +39,10 @@ class LogFollower:
         if skipped_bytes:
             self._partial, piece = b"", piece.partition(b"\n")[2]
         *whole, self._partial = (self._partial + piece).split(b"\n")
-        lines = [line.decode(errors="replace").rstrip("\r") for line in whole]
+        labelled = (split_label(line.decode(errors="replace").rstrip("\r")) for line in whole)
+        lines = [words for rank, words in labelled if rank == self._rank]
         dropped = max(0, len(lines) - PIECE_LINES)
         if not skipped_bytes and not dropped:
             return tuple(lines)
-        note = f"… more than can be shown here: {self._path} has all of it"
+        note = f"… more than can be shown here: {path} has all of it"
         return (note, *lines[dropped:])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm.cluster import JobObservation
-from slurm.launchers import rank_log
 from storage.records import Attempt, Heartbeat
 from tasks.eyes import Eyes
 from tasks.rank_log import LogFollower
@@ -18,7 +17,7 @@ class Teller:
     def __init__(self, eyes: Eyes, folder: Callable[[Attempt], Path]) -> None:
         self._eyes = eyes
         self._folder = folder
-        self._logs: dict[int, LogFollower] = {}
+        self._logs: dict[int, LogFollower | None] = {}
         self._states: dict[int, tuple[str, str]] = {}
         self._steps: dict[int, int] = {}
 
@@ -27,13 +26,13 @@ class Teller:
         if number not in self._logs:
             if not attempt.is_open:
                 return
-            self._logs[number] = LogFollower(rank_log(self._folder(attempt), 0))
+            self._logs[number] = None
             self._eyes.attempt_opened(attempt)
         if observation is not None:
             self._tell_state(attempt, observation)
         self._tell_progress(attempt)
-        lines = self._logs[number].new_lines()
-        if lines:
+        log = self._logs[number] = self._logs[number] or self._log_of(attempt)
+        if log is not None and (lines := log.new_lines()):
             self._eyes.attempt_log(attempt, lines)
 
     def tell_end(self, attempt: Attempt) -> None:
@@ -41,6 +40,12 @@ class Teller:
         if attempt.number in self._logs:
             self.tell(attempt, None)
             self._eyes.attempt_closed(attempt)
+
+    def _log_of(self, attempt: Attempt) -> LogFollower | None:
+        """Rank 0's, which is on the first of the nodes that the job said it has."""
+        if attempt.start is None or not attempt.start.nodes:
+            return None
+        return LogFollower(self._folder(attempt), node=attempt.start.nodes[0], rank=0)
 
     def _tell_state(self, attempt: Attempt, observation: JobObservation) -> None:
         where = f"on {', '.join(observation.nodes)}" if observation.nodes else ""

@@ -131,7 +131,7 @@ def test_a_blank_input_is_refused_not_taken_as_the_working_directory(write) -> N
 
 def test_what_headrace_writes_is_no_input(write, tmp_path: Path) -> None:
     """The embedded store's folder holds a secret, and the workdir the logs of the run itself."""
-    for name in ("doc.txt", "work/run/rank.0.log", "objects/credentials"):
+    for name in ("doc.txt", "work/run/node.n1.log", "objects/credentials"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text")
     text = "run: a\nworkdir: work\nstore: {embedded: {directory: objects}}\ndata: {inputs: [%s]}\n"

@@ -215,7 +215,8 @@ def test_srun_is_told_everything_by_name(here: Workplace) -> None:
         "--ntasks-per-node=4",
         "--cpus-per-task=3",
         "--kill-on-bad-exit=1",
-        f"--output={job.folder}/rank.%t.log",
+        "--label",
+        f"--output={job.folder}/node.%N.log",
     ):
         assert argument in command
     assert command[-1] == str(Path(job.folder, "job.json"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.launchers import srun_log
+from slurm.job_logs import srun_log
 from slurm.rank import ERROR_CHARACTERS, _another_failed_first, error_text, exit_code_of, run_rank
 from storage.errors import CheckpointError, DataError, ObjectMissing, SpecError, StoreError
 from storage.job import JobExit

@@ -174,7 +174,7 @@ def test_nothing_is_taken_from_an_excluded_folder_by_whatever_name(
     tmp_path: Path, pattern: str
 ) -> None:
     write(tmp_path / "work" / "store" / "credentials", "secret")
-    write(tmp_path / "work" / "run" / "rank.0.log")
+    write(tmp_path / "work" / "run" / "node.n1.log")
     write(tmp_path / "workers.txt")
     (tmp_path / "link").symlink_to(tmp_path / "work")
     (tmp_path / "key.txt").symlink_to(tmp_path / "work" / "store" / "credentials")
