@@ -83,11 +83,12 @@ def compare(
 
 
 def show(rows: Sequence[Row], timings: dict[str, dict[str, Timing]], *, ours: str) -> None:
-    table = Table("what", "peer", "ours, s", "theirs, s", "ratio", "goal")
+    table = Table("what", "unit", "peer", "ours", "theirs", "ratio", "goal")
     for row in rows:
         mine, theirs = timings[row.name][ours], timings[row.name][row.peer]
         table.add_row(
             row.name,
+            row.unit,
             row.peer,
             f"{row.ours:.3f} ± {mine.spread_s / 2:.3f}",
             f"{row.theirs:.3f} ± {theirs.spread_s / 2:.3f}",
