@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm.spec import ClusterSpec
-from storage.errors import SlurmError
+from storage.errors import SlurmError, SubmitRejected
 from storage.job import JobDescription
 
 
@@ -81,6 +81,10 @@ class Resources:
     signal_lead_s: int = 120
 
 
+class SubmitLimited(SubmitRejected):
+    """Refused for now: as many jobs are submitted as the site lets be; later there is room."""
+
+
 class SubmitDoubtful(SlurmError):
     """sbatch ended without an answer that can be trusted: the job may exist, now or later."""
 
@@ -112,6 +116,7 @@ class Cluster(Protocol):
 
         Raises:
             SubmitRejected: it was refused, and nothing is queued.
+            SubmitLimited: as above, until fewer jobs are submitted.
             SubmitDoubtful: nobody knows whether it is queued.
         """
         ...

@@ -18,6 +18,7 @@ from typing import Protocol
 from storage.errors import SlurmError, SpecError
 
 TIMEOUT_S = 60.0
+_NO_WORD = "slurmctld is down, unreachable or overloaded"
 
 _PASSED_ON = frozenset(
     {
@@ -153,10 +154,11 @@ class SystemCommands:
                 f"there is no command {command[0]!r} on this host; install Slurm's client commands "
                 "(Debian: slurm-client), put them on PATH, or use `cluster.kind: local`"
             ) from None
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as expired:
+            said = (expired.stderr or b"").decode(errors="replace").strip()
             raise CommandTimedOut(
                 f"`{shlex.join(command)}` did not answer within {timeout_s:g} s; "
-                "slurmctld is down, unreachable or overloaded"
+                + (f"it had said: {said}" if said else _NO_WORD)
             ) from None
         return CommandResult(
             command=tuple(command),

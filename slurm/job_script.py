@@ -9,7 +9,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm import job_logs
 from slurm.cluster import Resources
+from slurm.containers import exports
 from slurm.spec import ClusterSpec
 from storage.job import JobDescription
 from storage.records import ExitCode
@@ -24,7 +26,7 @@ def script_path(job: JobDescription) -> Path:
 
 
 def batch_log(job: JobDescription) -> Path:
-    return job.folder / "batch.log"
+    return job_logs.batch_log(job.folder)
 
 
 def escape_pattern(path: Path) -> str:
@@ -46,21 +48,28 @@ def preamble(
 ) -> list[str]:
     """The script's lines before the command.
 
-    The code snapshot goes on the path after the setup lines, so that whatever they do to
-    PYTHONPATH, Headrace's own packages come first and the user's code after them.
+    The code snapshot goes on the path after all else, so that whatever modules and setup lines do
+    to PYTHONPATH, Headrace's own packages come first and the user's code after them.
     """
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": str(resources.cpus_per_rank),
-        **spec.env,
-        **(extra or {}),
-    }
+    variables = {**job_variables(spec, resources), **(extra or {})}
     code = shlex.quote(str(job.code))
     return [
         *(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
+        *_modules(spec.modules),
+        *_conda(spec.conda),
         *_guarded(spec.setup),
         f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}",
+        *exports(spec.container, [*variables, "PYTHONPATH"]),
     ]
+
+
+def job_variables(spec: ClusterSpec, resources: Resources) -> dict[str, str]:
+    """The variables that every job is given."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(resources.cpus_per_rank),
+        **spec.env,
+    }
 
 
 def signal_lead_s(resources: Resources) -> int:
@@ -68,13 +77,45 @@ def signal_lead_s(resources: Resources) -> int:
     return min(resources.signal_lead_s, resources.time_limit_min * 60 // 2)
 
 
+_FIND_MODULE = """\
+for headrace_init in /etc/profile.d/*mod*.sh \\
+    "${MODULESHOME:-/usr/share/modules}/init/bash" "${LMOD_PKG:-/usr/share/lmod/lmod}/init/bash"; do
+    type module >/dev/null 2>&1 && break
+    if [ -r "$headrace_init" ]; then . "$headrace_init"; fi
+done"""
+"""A batch shell is no login shell, so `module` is often no function yet."""
+
+
+def _modules(modules: Sequence[str]) -> list[str]:
+    if not modules:
+        return []
+    absent = "cluster.modules: this node has no `module` command; leave modules out here"
+    lines = [_FIND_MODULE, f"type module >/dev/null 2>&1 || {_fail(absent)}"]
+    for name in modules:
+        failed = _fail(f"cluster.modules: {name} cannot be loaded on this node")
+        lines.append(f"module load {shlex.quote(name)} || {failed}")
+    return lines
+
+
+def _conda(environment: str | None) -> list[str]:
+    if environment is None:
+        return []
+    absent = "cluster.conda: there is no `conda` on PATH; load it by cluster.modules or .setup"
+    failed = _fail(f"cluster.conda: {environment} cannot be activated on this node")
+    return [
+        f"type conda >/dev/null 2>&1 || {_fail(absent)}",
+        f'eval "$(conda shell.bash hook)" || {failed}',
+        f"conda activate {shlex.quote(environment)} || {failed}",
+    ]
+
+
 def _guarded(setup: Sequence[str]) -> list[str]:
     lines = []
     for number, line in enumerate(setup, start=1):
-        told = shlex.quote(f"headrace: cluster.setup line {number} failed: {line}")
-        lines += [
-            "{",
-            line,
-            f"}} || {{ echo {told} >&2; exit {ExitCode.BAD_CONFIG.value}; }}",
-        ]
+        lines += ["{", line, f"}} || {_fail(f'cluster.setup line {number} failed: {line}')}"]
     return lines
+
+
+def _fail(message: str) -> str:
+    told = shlex.quote(f"headrace: {message}")
+    return f"{{ echo {told} >&2; exit {ExitCode.BAD_CONFIG.value}; }}"

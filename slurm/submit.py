@@ -7,6 +7,7 @@ what it says afterwards is never asked, because a job is known by its token, not
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from slurm.answers import (
     parse_cluster_name,
     parse_nodes,
 )
-from slurm.cluster import JobObservation, NodeState, Resources, SubmitDoubtful
+from slurm.cluster import JobObservation, NodeState, Resources, SubmitDoubtful, SubmitLimited
 from slurm.commands import (
     CommandFailed,
     CommandMissing,
@@ -30,26 +31,32 @@ from slurm.commands import (
     SystemCommands,
     run_checked,
 )
+from slurm.containers import variables_of, wrap
 from slurm.job_script import (
     batch_command,
     batch_log,
     escape_pattern,
     job_path,
+    job_variables,
     preamble,
     script_path,
     signal_lead_s,
 )
+from slurm.launchers import srun_command
+from slurm.patience import NO_ANSWER, PatientCommands
 from slurm.spec import ClusterSpec
 from slurm.watch import Watch
 from storage.errors import SlurmError, SubmitRejected
 from storage.job import JobDescription
 
-_NO_ANSWER = re.compile(
-    r"unable to contact slurm controller|socket timed out|communication|connection|"
-    r"transport endpoint|zero bytes|timed out|unexpected message|protocol authentication",
+_REFUSAL = re.compile(r"^(sbatch: (error|fatal|unrecognized|invalid)|slurm_)", re.MULTILINE)
+# The general words that follow ("Job violates accounting/QOS policy") say less: they also stand
+# for jobs that are too large or too long, today and always.
+_LIMIT = re.compile(
+    r"\b(QOS|Assoc)\w*Submit\w*|job queue full|temporarily unable to accept|"
+    r"resource temporarily unavailable",
     re.IGNORECASE,
 )
-_REFUSAL = re.compile(r"^(sbatch: (error|fatal|unrecognized|invalid)|slurm_)", re.MULTILINE)
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -58,7 +65,7 @@ class SlurmCluster:
 
     def __init__(self, spec: ClusterSpec, *, commands: Commands | None = None) -> None:
         self._spec = spec
-        self._commands = commands or SystemCommands(slurm_conf=spec.slurm_conf)
+        self._commands = commands or PatientCommands(SystemCommands(slurm_conf=spec.slurm_conf))
         self._watch = Watch(self._commands)
 
     @cached_property
@@ -77,10 +84,9 @@ class SlurmCluster:
         return self._executor(job, resources).script()
 
     def submit(self, job: JobDescription, resources: Resources) -> str:
-        job = replace(job, launcher="srun")
         executor = self._executor(job, resources)
         try:
-            job.write(job_path(job))
+            executor.job.write(job_path(job))
             executor.write_script()
         except OSError as error:
             raise SubmitRejected(
@@ -103,16 +109,21 @@ class SlurmCluster:
             run_checked(self._commands, ["scancel", f"--name={token}", job_id])
 
     def nodes(self) -> tuple[NodeState, ...]:
-        partition = self._spec.partition
-        text = run_checked(self._commands, nodes_command(partition=partition))
-        nodes = parse_nodes(text, partition=partition)
-        if not nodes:
-            which = "default partition" if partition is None else f"partition {partition!r}"
-            raise SlurmError(f"sinfo shows no node of the {which}; set cluster.partition")
-        return nodes
+        """Those of every partition that is named, each node once."""
+        named = self._spec.partitions
+        text = run_checked(self._commands, nodes_command(partition=",".join(named) or None))
+        found: dict[str, NodeState] = {}
+        for partition in named or (None,):
+            nodes = parse_nodes(text, partition=partition)
+            if not nodes:
+                which = "default partition" if partition is None else f"partition {partition!r}"
+                raise SlurmError(f"sinfo shows no node of the {which}; set cluster.partition")
+            found |= {node.name: node for node in nodes}
+        return tuple(found.values())
 
     def _executor(self, job: JobDescription, resources: Resources) -> _TokenExecutor:
-        return _TokenExecutor(self._spec, job, resources, commands=self._commands)
+        sent = _as_sent(self._spec, job, resources)
+        return _TokenExecutor(self._spec, sent, resources, commands=self._commands)
 
 
 class _TokenExecutor(SlurmExecutor):
@@ -127,7 +138,7 @@ class _TokenExecutor(SlurmExecutor):
         commands: Commands,
     ) -> None:
         super().__init__(job.folder)
-        self._job = job
+        self.job = job
         self._commands = commands
         self.update_parameters(**_parameters(spec, job, resources))
 
@@ -137,17 +148,17 @@ class _TokenExecutor(SlurmExecutor):
         return 2
 
     def script(self) -> str:
-        return self._make_submission_file_text(batch_command(self._job), "")
+        return self._make_submission_file_text(batch_command(self.job), "")
 
     def write_script(self) -> None:
-        script_path(self._job).write_text(self.script(), encoding="utf-8")
+        script_path(self.job).write_text(self.script(), encoding="utf-8")
 
     def send(self) -> str:
         """Call sbatch once with the script that was written, and return the job id."""
-        return str(self._submit_command(batch_command(self._job)).job_id)
+        return str(self._submit_command(batch_command(self.job)).job_id)
 
     def _submit_command(self, command: str) -> SlurmJob[Any]:  # noqa: ARG002
-        sbatch = self._make_submission_command(script_path(self._job))
+        sbatch = self._make_submission_command(script_path(self.job))
         try:
             result = self._commands.run(sbatch)
         except CommandMissing as error:
@@ -162,6 +173,7 @@ def read_answer(result: CommandResult) -> str:
 
     Raises:
         SubmitRejected: sbatch says that the job was refused.
+        SubmitLimited: and that it is one too many for now.
         SubmitDoubtful: anything else; a request that was sent may still be carried out.
     """
     if result.returncode == 0:
@@ -173,9 +185,27 @@ def read_answer(result: CommandResult) -> str:
             ) from None
     words = str(CommandFailed(result))
     refused = result.returncode > 0 and _REFUSAL.search(result.stderr)
-    if refused and not _NO_ANSWER.search(result.stderr):
-        raise SubmitRejected(words)
+    if refused and not NO_ANSWER.search(result.stderr):
+        raise (SubmitLimited if _LIMIT.search(result.stderr) else SubmitRejected)(words)
     raise SubmitDoubtful(words)
+
+
+def _as_sent(spec: ClusterSpec, job: JobDescription, resources: Resources) -> JobDescription:
+    """The job with what the site and a container add to the command that starts its ranks."""
+    wrapping = wrap(
+        spec.container,
+        job,
+        gpus_per_node=resources.gpus_per_node,
+        variables=variables_of(job_variables(spec, resources)),
+    )
+    mpi = () if spec.mpi is None else (f"--mpi={spec.mpi}",)
+    return replace(
+        job,
+        launcher="srun",
+        srun_options=(*mpi, *wrapping.srun_options),
+        rank_prefix=wrapping.rank_prefix,
+        rank_python=wrapping.rank_python,
+    )
 
 
 def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) -> dict[str, Any]:
@@ -189,18 +219,24 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
         "cpus_per_task": resources.cpus_per_rank,
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": resources.memory_per_node,
-        "partition": spec.partition,
+        "partition": ",".join(spec.partitions) or None,
         "account": spec.account,
         "qos": spec.qos,
         "time": resources.time_limit_min,
         "nodelist": ",".join(resources.node_list) or None,
         "exclude": ",".join(excluded) or None,
         "signal_delay_s": signal_lead_s(resources),
-        "wckey": None,
+        "constraint": spec.constraint,
+        "wckey": spec.wckey,
         "stderr_to_stdout": True,
-        "setup": preamble(spec, job, resources),
+        "setup": [
+            f"# its ranks: {shlex.join(srun_command(job))}",
+            *preamble(spec, job, resources),
+        ],
         "use_srun": False,
         "additional_parameters": {
+            **{name: value for name, value in spec.extra.items() if value is not False},
+            **({} if spec.reservation is None else {"reservation": spec.reservation}),
             "chdir": job.folder,
             "no-requeue": True,
             "output": escape_pattern(batch_log(job)),

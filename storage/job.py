@@ -26,7 +26,8 @@ from storage.spec import StoreSpec
 class JobDescription:
     """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`.
 
-    The cluster that submits it fills in the launcher. Paths are absolute: it works in `folder`.
+    The cluster that submits it fills in the launcher, and what a container or the site adds to
+    srun's command. Paths are absolute: it works in `folder`.
     """
 
     intent: Intent
@@ -37,6 +38,9 @@ class JobDescription:
     code: Path
     python: Path
     launcher: Literal["local", "srun"] = "local"
+    srun_options: tuple[str, ...] = ()
+    rank_prefix: tuple[str, ...] = ()
+    rank_python: str | None = None
     cpus_per_rank: int = 1
     heartbeat_s: float = 5.0
     peer_silence_s: float = 4.0

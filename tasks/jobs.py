@@ -20,7 +20,7 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
         payload=unit.payload,
         folder=context.attempt_folder(intent.stage, intent.attempt),
         code=context.snapshot.path,
-        python=context.cluster_spec.python or Path(sys.executable),
+        python=context.cluster_spec.interpreter or Path(sys.executable),
         cpus_per_rank=unit.cpus_per_rank or context.cluster_spec.cpus_per_rank,
         heartbeat_s=context.retry.heartbeat_s,
     )
