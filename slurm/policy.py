@@ -24,7 +24,7 @@ _FINAL: dict[Kind, tuple[Action, str]] = {
     ),
     Kind.DATA: (Action.GIVE_UP, "the data stay as they are; mend them first"),
 }
-_FREE = frozenset({Kind.PREEMPTED, Kind.LOST, Kind.FENCED})
+_FREE = frozenset({Kind.PREEMPTED, Kind.LOST, Kind.LIMIT, Kind.FENCED})
 _AT_ONCE = frozenset({Kind.PREEMPTED, Kind.TIME})
 _BUDGET_OF: dict[Kind, str] = {
     Kind.HARDWARE: "hardware",
@@ -173,6 +173,8 @@ def _try_again(diagnosis: Diagnosis, past: _Past, retry: RetrySpec, *, seed: int
 def _why_again(kind: Kind) -> str:
     if kind is Kind.TIME:
         return "time limit reached, or asked to leave; it goes on from what is committed"
+    if kind is Kind.LIMIT:
+        return "the site takes more jobs when fewer are submitted"
     return "the cause may have passed"
 
 

@@ -69,6 +69,7 @@ class Kind(StrEnum):
     NUMERIC = "numeric"
     HANG = "hang"
     LOST = "lost"
+    LIMIT = "limit"
     FENCED = "fenced"
     UNKNOWN = "unknown"
 
@@ -243,12 +244,16 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """`<n>.heartbeat.<node>.json`: overwritten every few seconds by the node's first rank."""
+    """`<n>.heartbeat.<node>.json`: overwritten every few seconds by the node's first rank.
+
+    `listens_at` is where the first rank of the node before it in the job finds it.
+    """
 
     node: str
     sequence: int
     step: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+    listens_at: str = ""
     at: datetime
 
 
@@ -262,6 +267,21 @@ class StageRecord:
     outputs: Mapping[str, Any]
     attempts: tuple[int, ...]
     nonce: str
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """`refusals/<stage>.json`: why a stage gave up, as no attempt's own decision may say it.
+
+    It is the last word as long as `after` is the stage's newest attempt, None where there was none.
+    """
+
+    stage: Stage
+    unit: str
+    reason: str
+    after: int | None
+    by: str
     at: datetime
 
 

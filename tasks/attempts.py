@@ -175,7 +175,7 @@ def _failed(order: Order, seen: Situation, unit: Unit, last: Attempt) -> _Failed
 
 
 def _is_lost(attempt: Attempt) -> bool:
-    return attempt.end is not None and attempt.end.diagnosis.kind is Kind.LOST
+    return attempt.end is not None and attempt.end.diagnosis.kind in {Kind.LOST, Kind.LIMIT}
 
 
 def _foreign(order: Order, attempt: Attempt) -> str:

@@ -64,6 +64,13 @@ def history_of(seen: Situation, unit: Unit, fingerprint: str) -> tuple[Attempt, 
     return tuple(counting)
 
 
+def _diagnosis_of(rejected: Rejected) -> Diagnosis:
+    if not rejected.for_now:
+        return refusal(rejected.message)
+    words = f"the site lets no more jobs be submitted for now: {rejected.message}"
+    return Diagnosis(kind=Kind.LIMIT, evidence=(words,))
+
+
 def attend(order: Order, seen: Situation, unit: Unit, attempt: Attempt, *, why_end: str) -> Busy:
     """What an open attempt of this cluster needs now; `why_end` is recorded should it be ended."""
     return _Case(order=order, seen=seen, unit=unit, attempt=attempt, why_end=why_end).next()
@@ -84,7 +91,7 @@ class _Case:
             return self._stop()
         submission = self.seen.submissions.get(attempt.intent.nonce)
         if isinstance(submission, Rejected):
-            return self._close(refusal(submission.message))
+            return self._close(_diagnosis_of(submission))
         if attempt.start is None and attempt.exit is None:
             is_due = submission is Submission.DUE
             return self._do(Submit(attempt=attempt, unit=self.unit)) if is_due else self._doubt()

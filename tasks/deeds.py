@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from slurm.cluster import NodeState, SubmitDoubtful
+from slurm.cluster import NodeState, SubmitDoubtful, SubmitLimited
 from slurm.evidence import Evidence, gather
 from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.errors import SubmitRejected
@@ -67,6 +67,7 @@ class Deeds:
         self._findings = Findings()
         self.submissions: dict[str, Submission | Rejected] = {}
         self.cancelled_at_s: dict[int, float] = {}
+        self._waits_for_site = False
 
     def prepare(self) -> None:
         """Read once what earlier attempts, of all stages, have decided about nodes."""
@@ -158,12 +159,19 @@ class Deeds:
             job_id = self._cluster.submit(
                 job, resources(self._context, unit, excluded=intent.excluded)
             )
+        except SubmitLimited as error:
+            self.submissions[intent.nonce] = Rejected(message=str(error), for_now=True)
+            if not self._waits_for_site:
+                self._context.eyes.say(f"waiting until the site takes more jobs: {error}")
+            self._waits_for_site = True
+            return
         except SubmitRejected as error:
             self.submissions[intent.nonce] = Rejected(message=str(error))
             return
         except SubmitDoubtful as error:
             self._context.eyes.say(f"looking for attempt {intent.attempt} in the queue: {error}")
             return
+        self._waits_for_site = False
         submitted = Submitted(job_id=job_id, nonce=self._engine.nonce(), at=self._clock.now())
         self._ledger.claim_submitted(intent, submitted)
 

@@ -66,9 +66,13 @@ class Submission(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
-    """sbatch refused, in its own words: nothing was queued."""
+    """sbatch refused, in its own words: nothing was queued.
+
+    `for_now` when the site has only too many submitted jobs at the moment.
+    """
 
     message: str
+    for_now: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
