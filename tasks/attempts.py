@@ -166,7 +166,7 @@ def _failed(order: Order, seen: Situation, unit: Unit, last: Attempt) -> _Failed
         )
     history = history_of(seen, unit, order.fingerprint)
     # An attempt that no job carried says nothing about what was to be tried.
-    tried = [one for one in history if one.number not in order.past and not _is_lost(one)]
+    tried = [one for one in history if one.number not in order.past and not _had_no_job(one)]
     if unit.tries is not None and len(tried) >= unit.tries:
         return _Failed(
             unit=unit, attempt=last, reason=f"{len(tried)} of {unit.tries} tries are used up"
@@ -174,7 +174,7 @@ def _failed(order: Order, seen: Situation, unit: Unit, last: Attempt) -> _Failed
     return None
 
 
-def _is_lost(attempt: Attempt) -> bool:
+def _had_no_job(attempt: Attempt) -> bool:
     return attempt.end is not None and attempt.end.diagnosis.kind in {Kind.LOST, Kind.LIMIT}
 
 

@@ -126,6 +126,12 @@ def test_preemption_and_loss_cost_nothing_however_often() -> None:
         assert judge(kind, history=failed(*[kind] * 30)).action is Action.RESUME
 
 
+def test_a_sites_limit_on_jobs_costs_nothing_and_is_asked_less_and_less_often() -> None:
+    again = judge(Kind.LIMIT, history=failed(*[Kind.LIMIT] * 30))
+    assert again.action is Action.RESUME
+    assert RETRY.backoff_max_s / 2 <= again.delay_s <= RETRY.backoff_max_s
+
+
 def test_the_same_error_twice_from_the_same_step_is_given_up() -> None:
     retry = replace_retry(unknown=9)
     before = ended(an_attempt(1, exit=an_exit(1, ODD)), Kind.UNKNOWN)

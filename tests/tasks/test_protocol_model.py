@@ -42,7 +42,7 @@ faults = st.builds(
 )
 landings = st.builds(
     Landing,
-    answer=st.sampled_from((Answer.JOB_ID, Answer.JOB_ID, Answer.DOUBT, Answer.REFUSAL)),
+    answer=st.sampled_from((Answer.JOB_ID, Answer.JOB_ID, *Answer)),
     delays_s=st.lists(st.sampled_from((0.0, 1.0, 5.0, 30.0, 200.0)), max_size=2).map(tuple),
     unseen_s=st.sampled_from((0.0, 0.0, 3.0, 10.0)),
 )

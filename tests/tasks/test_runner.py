@@ -239,6 +239,17 @@ def test_a_sbatch_that_lands_after_the_void_finds_no_start_left() -> None:
     assert late.exit_code == f"{ExitCode.FENCED}:0"
 
 
+def test_a_site_that_takes_no_more_jobs_for_now_is_waited_for_and_that_is_said_once() -> None:
+    notebook = Notebook()
+    landings = (Landing(answer=Answer.LIMIT),) * 20
+    world = World(Plan(engines=1, landings=landings), FOLDER, eyes=notebook)
+    world.run()
+    assert kinds(world) == [Kind.LIMIT] * 20 + [Kind.DONE]
+    assert [line for line in notebook.said if "takes more jobs" in line] == notebook.said
+    assert len(notebook.said) == 1
+    assert "QOSMaxSubmitJobPerUserLimit" in notebook.said[0]
+
+
 def test_a_job_that_has_left_and_still_runs_is_cancelled_by_the_loop() -> None:
     world = World(one_engine(JobPlan(fate=Fate.LINGER)), FOLDER)
     world.run()

@@ -20,7 +20,14 @@ from typing import Any, TypeVar, cast
 from greenlet import getcurrent, greenlet
 
 from slurm.batch import Placement, pass_start
-from slurm.cluster import JobObservation, JobState, NodeState, Resources, SubmitDoubtful
+from slurm.cluster import (
+    JobObservation,
+    JobState,
+    NodeState,
+    Resources,
+    SubmitDoubtful,
+    SubmitLimited,
+)
 from slurm.snapshot import Snapshot
 from slurm.spec import ClusterSpec, RetrySpec
 from storage.errors import HeadraceError, SlurmError, StoreError, SubmitRejected
@@ -76,6 +83,7 @@ class Answer(Enum):
     JOB_ID = "job id"
     DOUBT = "doubt"
     REFUSAL = "refusal"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True)
@@ -312,7 +320,10 @@ class World:
         landing = next(self._landings, Landing())
         if landing.answer is Answer.REFUSAL:
             self.refused.add(token)
-            raise SubmitRejected("job submit limit of QOS reached")
+            raise SubmitRejected("required node not available")
+        if landing.answer is Answer.LIMIT:
+            self.refused.add(token)
+            raise SubmitLimited("QOSMaxSubmitJobPerUserLimit")
         job_id = None
         for delay_s in landing.delays_s:
             job = self.cluster.make_job(
