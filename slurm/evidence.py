@@ -13,22 +13,21 @@ from datetime import datetime
 from pathlib import Path
 
 from slurm.cluster import JobObservation, NodeState
-from slurm.launchers import rank_log, srun_log
-from slurm.log_tails import tail
+from slurm.log_evidence import LogPart, read_logs
 from storage.records import Attempt
-
-_TAIL_BYTES = 6000
-_MAX_RANK_LOGS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All that a diagnosis may look at. `uid` is the user whose jobs these are."""
+    """All that a diagnosis may look at. `uid` is the user whose jobs these are.
+
+    `logs` begin with the job's own; after them come those that are likeliest to say why.
+    """
 
     attempt: Attempt
     job: JobObservation | None
     node_states: Mapping[str, NodeState] = field(default_factory=dict)
-    log_tail: str = ""
+    logs: tuple[LogPart, ...] = ()
     now: datetime
     heartbeat_s: float = 5.0
     uid: int | None = None
@@ -39,6 +38,11 @@ class Evidence:
         if self.attempt.start is not None and self.attempt.start.nodes:
             return self.attempt.start.nodes
         return self.job.nodes if self.job is not None else ()
+
+    @property
+    def log_text(self) -> str:
+        """All logs' ends, one after the other."""
+        return "\n".join(part.text for part in self.logs)
 
     @property
     def ended_at(self) -> datetime:
@@ -66,17 +70,8 @@ def gather(
         attempt=attempt,
         job=observation,
         node_states={node.name: node for node in nodes},
-        log_tail=read_logs(folder, first_rank=attempt.exit.rank if attempt.exit else None),
+        logs=read_logs(folder, attempt),
         now=now,
         heartbeat_s=heartbeat_s,
         uid=os.getuid(),
     )
-
-
-def read_logs(folder: Path, *, first_rank: int | None = None) -> str:
-    """The ends of the job's logs: the batch step's, srun's, and those of a few ranks."""
-    ranks = [] if first_rank is None else [first_rank]
-    ranks += [rank for rank in range(_MAX_RANK_LOGS) if rank != first_rank]
-    paths = [folder / "batch.log", srun_log(folder), *(rank_log(folder, rank) for rank in ranks)]
-    tails = ((path.name, tail(path, size_bytes=_TAIL_BYTES)) for path in paths)
-    return "\n".join(f"==> {name}\n{text}" for name, text in tails if text)

@@ -9,6 +9,7 @@ from storage.records import Exit
 TRACEBACK = "Traceback (most recent call last)"
 
 _ROOT_NOISE = re.compile(r"0x[0-9a-fA-F]+|\d{3,}|\[[0-9a-fA-F:.]+\]:\d+|\d+(\.\d+){3}(:\d+)?")
+_RANK_LABEL = re.compile(r"^\[rank\d+\]: ?")
 
 
 def root_of(error: str) -> str:
@@ -22,6 +23,18 @@ def root_of(error: str) -> str:
         if not line.startswith(" ") and re.match(r"^[A-Za-z_][\w.]*(:|$)", line)
     ]
     return own[-1].strip() if own else lines[-1].strip()
+
+
+def logged_root(log: str) -> str:
+    """The exception's own line of the last traceback in a log, whatever was written after it.
+
+    Nothing where there is no traceback, or its end is not in the log.
+    """
+    _, found, rest = log.rpartition(TRACEBACK)
+    if not found:
+        return ""
+    lines = [_RANK_LABEL.sub("", line) for line in rest.splitlines()[1:]]
+    return next((line.strip() for line in lines if line.strip() and not line[0].isspace()), "")
 
 
 def same_root(one: Exit, other: Exit) -> bool:

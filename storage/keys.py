@@ -41,6 +41,10 @@ class RunKeys:
     def stage_record(self, stage: str, *, fingerprint: str, generation: int) -> str:
         return f"{self.root}/stages/{stage}/{fingerprint}.{generation}.json"
 
+    def refusal(self, stage: str) -> str:
+        """Why the stage gave up last; overwritten each time."""
+        return f"{self.root}/refusals/{stage}.json"
+
     def attempts(self, stage: str) -> str:
         return f"{self.root}/attempts/{stage}/"
 

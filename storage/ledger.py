@@ -19,6 +19,7 @@ from storage.records import (
     Exit,
     Heartbeat,
     Intent,
+    Refusal,
     Resume,
     RunRecord,
     Stage,
@@ -145,6 +146,13 @@ class Ledger:
     def stage_records(self, stage: Stage) -> tuple[StageRecord, ...]:
         """Completion records of a stage, oldest first."""
         return tuple(sorted(self._stage_records(stage), key=lambda record: record.at))
+
+    def refusal(self, stage: Stage) -> Refusal | None:
+        return self._get(Refusal, self.keys.refusal(stage))
+
+    def put_refusal(self, record: Refusal) -> None:
+        """Say why a stage gave up. Nothing is decided by it, so the last writer may win."""
+        self.store.put(self.keys.refusal(record.stage), encode(record))
 
     def claim_stage(self, record: StageRecord) -> Claim[StageRecord]:
         key = self.keys.stage_record(

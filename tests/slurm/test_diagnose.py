@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
 from slurm.diagnose import diagnose, is_settled, refusal
 from slurm.evidence import Evidence
+from slurm.log_evidence import LogPart
 from slurm.tracebacks import root_of, same_root
 from storage.records import Cancel, CommitRef, Exit, ExitCode, Heartbeat, Kind, Resume, Start
 from tests.slurm.attempts import NONCE, NOW, an_attempt, an_exit, beat
@@ -59,6 +60,15 @@ def job(
             for name, (state, code) in steps.items()
         ),
     )
+
+
+def batch(text: str) -> LogPart:
+    return LogPart(name="batch.log", text=text)
+
+
+def of_rank(rank: int, text: str) -> LogPart:
+    node = f"n{rank + 1}"
+    return LogPart(name=f"rank {rank} on {node}", text=text, rank=rank, node=node)
 
 
 def seen(
@@ -142,7 +152,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         seen(
             an_exit(1, PEER),
             job(),
-            log_tail="==> rank.1.log\ntorch.OutOfMemoryError: CUDA out of memory.",
+            logs=(of_rank(1, "torch.OutOfMemoryError: CUDA out of memory."),),
         ),
         Kind.MEMORY,
         (),
@@ -236,7 +246,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         seen(
             job=job("FAILED", "81:0"),
             start=VOID,
-            log_tail="headrace: cluster.setup line 1 failed: module load x",
+            logs=(batch("headrace: cluster.setup line 1 failed: module load x"),),
         ),
         Kind.CODE,
         (),
@@ -278,7 +288,7 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
     "killed alone": (seen(an_exit(137, "rank 1 ended with SIGKILL")), Kind.UNKNOWN, (), "SIGKILL"),
     "an odd error": (seen(an_exit(1, ODD)), Kind.UNKNOWN, (), "something strange"),
     "failed without a word": (
-        seen(job=job(), log_tail="last line"),
+        seen(job=job(), logs=(batch("last line"),)),
         Kind.UNKNOWN,
         (),
         "the job ended FAILED 1:0, and no exit record",
@@ -354,13 +364,21 @@ def test_a_clear_last_word_is_judged_at_once(code: ExitCode) -> None:
     assert is_settled(seen(an_exit(code, "clear"), job("FAILED", "")))
 
 
+POLICY = (
+    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
+    "limit, user's size and/or time limits)"
+)
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [
         ("sbatch: error: Batch job submission failed: Invalid account", Kind.CODE),
         ("sbatch: error: invalid partition specified: nowhere", Kind.CODE),
         ("sbatch: error: Requested time limit is invalid (exceeds some limit)", Kind.CODE),
-        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", Kind.SITE),
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", Kind.LIMIT),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\n{POLICY}", Kind.LIMIT),
+        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}", Kind.CODE),
         ("sbatch: error: Slurm temporarily unable to accept job", Kind.SITE),
         ("sbatch: error: Required node not available (down, drained or reserved)", Kind.SITE),
     ],
