@@ -11,6 +11,7 @@ from pathlib import Path
 from flows.home import Home
 from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
+from slurm.log_retention import sweep_logs
 from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
 from storage.errors import StoreError
@@ -76,6 +77,8 @@ def open_run(
     with open_ledger(spec) as (store, ledger):
         snapshot = take_snapshot(spec.workdir)
         claim_run(ledger, spec, snapshot)
+        eyes.say(f"logs: {spec.workdir / spec.run}/<stage>/<attempt>/")
+        sweep_workdir(ledger, spec, snapshot, eyes)
         yield RunContext(
             run=spec.run,
             workdir=spec.workdir,
@@ -88,6 +91,19 @@ def open_run(
             eyes=eyes,
             forced=frozenset(forced),
         )
+
+
+def sweep_workdir(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot, eyes: Eyes) -> None:
+    """Removes logs and code that the spec keeps no longer, and says so."""
+    removed = sweep_logs(
+        spec.workdir,
+        spec.run,
+        spec.logs,
+        code=snapshot.path,
+        closed_tokens=lambda: {one.intent.token for stage in Stage for one in ledger.ends(stage)},
+    )
+    if removed.message:
+        eyes.say(removed.message)
 
 
 def claim_run(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot) -> RunRecord:

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
 from storage.records import Stage
-from storage.spec import DataSpec, FolderOrFile, Model, RetentionSpec, StoreSpec
+from storage.spec import DataSpec, FolderOrFile, LogsSpec, Model, RetentionSpec, StoreSpec
 from tasks.spec import SmokeSpec
 from trainer.spec import CommandSpec, TrainSpec
 
@@ -39,6 +39,7 @@ class PipelineSpec(Model):
     )
     retention: RetentionSpec = RetentionSpec()
     retry: RetrySpec = RetrySpec()
+    logs: LogsSpec = LogsSpec()
 
     @model_validator(mode="after")
     def _one_trainer_is_named(self) -> PipelineSpec:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def take_snapshot(workdir: Path, *, root: Path | None = None) -> Snapshot:
     try:
         if not path.is_dir():
             _copy(root, path)
+        # Says to whoever removes old copies that it is in use. Another user's is left to them.
+        with suppress(PermissionError):
+            os.utime(path)
     except OSError as error:
         raise SnapshotError(
             f"cannot copy the code to {str(path)!r}: {error}; choose a workdir on a file system "

@@ -176,3 +176,14 @@ class KeepSpec(Model):
 class RetentionSpec(Model):
     keep: KeepSpec = KeepSpec()
     grace_s: float = Field(3600.0, ge=0, description="Anything younger is kept.")
+
+
+class LogsSpec(Model):
+    """How long the workdir keeps the logs of jobs that are over, and code that no job needs."""
+
+    keep_days: float | None = Field(
+        30.0, ge=0, description="Older ones are removed; 0 or null keeps them for ever."
+    )
+    max_gb: float | None = Field(
+        20.0, ge=0, description="Of one run; the oldest beyond are removed. 0 or null: no bound."
+    )

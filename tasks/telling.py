@@ -28,6 +28,7 @@ class Teller:
                 return
             self._logs[number] = None
             self._eyes.attempt_opened(attempt)
+            self._eyes.attempt_log(attempt, (f"logs: {self._folder(attempt)}",))
         if observation is not None:
             self._tell_state(attempt, observation)
         self._tell_progress(attempt)

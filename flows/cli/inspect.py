@@ -48,7 +48,9 @@ def status(
     for block in checkpoints_table(view):
         if isinstance(block, Table):
             console.print(_table(block))
-    console.print(f"Report: {found.workdir / run / PAGE}", highlight=False, soft_wrap=True)
+    folder = found.workdir / run
+    console.print(f"Logs: {folder}/<stage>/<attempt>/", highlight=False, soft_wrap=True)
+    console.print(f"Report: {folder / PAGE}", highlight=False, soft_wrap=True)
 
 
 def _remembered(run: str) -> PipelineSpec:
