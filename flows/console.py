@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from flows.names import attempt_title, end_text, is_stopped, is_success, progress_text, short_list
+from flows.watchers import AllEyes
 from storage.records import Attempt, Stage, StageRecord
 from tasks.report import is_passed, summary
 
@@ -111,6 +112,9 @@ class ConsoleEyes:
     def cancel_requested(self) -> bool:
         return False
 
+    def leave_requested(self) -> bool:
+        return False
+
     def _tell(self, attempt: Attempt, told: str, *, completed: int | None = None) -> None:
         bar = self._bars.get(_key(attempt))
         if bar is not None:
@@ -118,6 +122,33 @@ class ConsoleEyes:
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
+
+
+class Lines(AllEyes):
+    """What is new in a run, as lines to be printed later, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.has_news = False
+
+    def stage_finished(self, record: StageRecord) -> None:
+        verdict = "finished" if is_passed(record) else "refused"
+        self._news(f"{record.stage}: {verdict}: {summary(record)}")
+
+    def attempt_opened(self, attempt: Attempt) -> None:
+        if attempt.submitted is None and attempt.start is None:
+            self._news(f"{attempt_title(attempt)}: begun")
+
+    def attempt_closed(self, attempt: Attempt) -> None:
+        self._news(f"{attempt_title(attempt)}: {end_text(attempt)}")
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def _news(self, line: str) -> None:
+        self.said.append(line)
+        self.has_news = True
 
 
 def _key(attempt: Attempt) -> _Key:

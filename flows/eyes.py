@@ -237,6 +237,9 @@ class PrefectEyes:
     def cancel_requested(self) -> bool:
         return self._cancelled.is_set()
 
+    def leave_requested(self) -> bool:
+        return False
+
     def _tell(self, attempt: Attempt, note: list[str] | Progress) -> None:
         notes = self._notes.get((attempt.intent.stage, attempt.number))
         if notes is not None:

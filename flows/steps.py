@@ -49,25 +49,36 @@ def sums_of(spec: PipelineSpec) -> RunSums:
     )
 
 
-def run_stages(context: RunContext, spec: PipelineSpec, stages: Sequence[Stage]) -> Records:
+def run_stages(
+    context: RunContext,
+    spec: PipelineSpec,
+    stages: Sequence[Stage],
+    *,
+    done: dict[Stage, StageRecord] | None = None,
+) -> Records:
     """Run `stages` one after the other, or skip those that are finished already.
+
+    What is in `done` is finished whatever has changed since, and what gets finished is added to it:
+    so a request that many processes serve goes through each stage once, as in one process.
 
     Raises:
         SpecError: what the spec says of files does not fit them; nothing is begun.
         StageFailed: one ended without its result; those after it are not begun.
         RunCancelled: a person ended the run.
+        Paused: the engine was to leave.
     """
+    done = {} if done is None else done
     stages = [stage for stage in stages if stage in spec.stages]
     if not stages:
         raise SpecError(
             f"command: a run of a script of your own has the stages {', '.join(spec.stages)} alone"
         )
-    if Stage.SHARD in stages:
+    if Stage.SHARD in stages and Stage.SHARD not in done:
         require_files(spec)
-    done: dict[Stage, StageRecord] = {}
     for stage in stages:
-        placed = context if stage is Stage.VALIDATE else without_unfit(context)
-        done[stage] = _run(placed, spec, stage, done)
+        if stage not in done:
+            placed = context if stage is Stage.VALIDATE else without_unfit(context)
+            done[stage] = _run(placed, spec, stage, done)
     return done
 
 

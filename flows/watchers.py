@@ -57,6 +57,9 @@ class AllEyes:
     def cancel_requested(self) -> bool:
         return any(eyes.cancel_requested() for eyes in self._eyes)
 
+    def leave_requested(self) -> bool:
+        return any(eyes.leave_requested() for eyes in self._eyes)
+
 
 _LOOKING_ON: ContextVar[tuple[Eyes, ...]] = ContextVar("headrace_looking_on", default=())
 

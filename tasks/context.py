@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm.cluster import Cluster
 from slurm.snapshot import Snapshot
@@ -15,10 +15,16 @@ from storage.records import Stage
 from storage.spec import StoreSpec
 from tasks.eyes import Eyes
 
+if TYPE_CHECKING:
+    from tasks.engine import Engine
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """One run being carried out by one engine. `store` is resolved: it names an endpoint."""
+    """One run being carried out by one engine, by default one of this process that stays.
+
+    `store` is resolved: it names an endpoint.
+    """
 
     run: str
     workdir: Path
@@ -31,6 +37,7 @@ class RunContext:
     eyes: Eyes
     forced: frozenset[Stage] = frozenset()
     unfit_nodes: frozenset[str] = frozenset()
+    engine: Engine | None = None
 
     def attempt_folder(self, stage: Stage, attempt: int) -> Path:
         return self.workdir / self.run / stage / f"{attempt:04d}"

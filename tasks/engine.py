@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from storage.records import new_nonce
+from tasks.memory import Memory
 from tasks.situation import Patience
 
 
@@ -40,16 +42,21 @@ class SystemClock:
         time.sleep(seconds)
 
 
-def _user_at_host() -> str:
+def user_at_host() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One process that carries out a run. Any number of them may do so at once."""
+    """One process that carries out a run. Any number of them may do so at once.
+
+    It leaves where it would have to wait beyond `leaves_at_s` of its clock's `monotonic`.
+    """
 
     user: str = field(default_factory=getpass.getuser)
-    name: str = field(default_factory=lambda: f"{_user_at_host()}:{os.getpid()}")
+    name: str = field(default_factory=lambda: f"{user_at_host()}:{os.getpid()}")
     clock: Clock = field(default_factory=SystemClock)
     nonce: Callable[[], str] = new_nonce
     patience: Patience = field(default_factory=Patience)
+    memory: Memory = field(default_factory=Memory)
+    leaves_at_s: float = math.inf

@@ -39,9 +39,16 @@ class Eyes(Protocol):
         """Whether a person asked for this run to be cancelled; polled every few seconds."""
         ...
 
+    def leave_requested(self) -> bool:
+        """Whether the engine was asked to go, and to leave its jobs to whoever carries on."""
+        ...
+
 
 class Unseen(Eyes):
     """Eyes that see nothing, for `tick`-like uses and tests."""
 
     def cancel_requested(self) -> bool:
+        return False
+
+    def leave_requested(self) -> bool:
         return False

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from slurm.cluster import JobObservation
-from storage.errors import SlurmError, StoreError
+from storage.errors import HeadraceError, SlurmError, StoreError
 from storage.records import Action, Attempt, End, Exit, Stage
 from tasks.attempts import advance
 from tasks.context import RunContext, Unit
@@ -21,7 +22,9 @@ from tasks.deeds import Deeds
 from tasks.engine import Engine
 from tasks.failures import AttemptFailed, RunCancelled
 from tasks.ledger_view import LedgerView
+from tasks.memory import Sight, Sights
 from tasks.outage import Outage
+from tasks.pauses import Paused, waiting_for
 from tasks.situation import Finish, GiveUp, Order, Situation, Wait, Watch
 from tasks.telling import Teller
 
@@ -74,6 +77,7 @@ def carry_out(
     Raises:
         AttemptFailed: a unit has no result and gets no other try.
         RunCancelled: a person ended it.
+        Paused: the engine was to leave; its jobs go on.
         StoreError: the store has not answered for `STORE_PATIENCE_S`.
     """
     if not units:
@@ -85,7 +89,7 @@ def carry_out(
         fingerprint=fingerprint,
         tolerate=tolerate,
         max_age_s=None if max_age_h is None else max_age_h * 3600,
-        engine=engine or Engine(),
+        engine=engine or context.engine or Engine(),
     ).run()
 
 
@@ -128,6 +132,9 @@ class _Runner:
         self._is_prepared = False
         self._deeds = Deeds(context, engine)
         self._watches: dict[int, Watch] = {}
+        self._recalled: dict[int, Attempt] = {}
+        self._observations: Mapping[str, JobObservation] = {}
+        self._looked_at: datetime | None = None
         self._looked_at_s: float | None = None
         self._planned_s = 0.0
         self._cancelled = False
@@ -140,9 +147,9 @@ class _Runner:
                     self._prepare()
                 results = self._round()
             except SlurmError as error:
-                self._sleep(self._slurm.happened(error, at_s=self._clock.monotonic()))
+                self._sit_out(self._slurm, error)
             except StoreError as error:
-                self._sleep(self._store.happened(error, at_s=self._clock.monotonic()))
+                self._sit_out(self._store, error)
             else:
                 if results is not None:
                     return {name: UnitResult(attempt=one) for name, one in results.items()}
@@ -151,10 +158,28 @@ class _Runner:
         """What is read once: what had ended before this engine was asked, and who we are."""
         name = self._cluster.name
         self._view.refresh()
-        past = frozenset(one.number for one in self._view.attempts if one.end is not None)
+        past = self._engine.memory.past_of(
+            self._order.stage, self._order.units, self._view.attempts
+        )
         self._order = replace(self._order, cluster=name, past=past)
         self._deeds.prepare()
+        self._recall()
         self._is_prepared = True
+
+    def _recall(self) -> None:
+        """Go on watching where the engine before this one stopped."""
+        found = self._engine.memory.recall(self._order.stage)
+        if found is None:
+            return
+        watched_s = found.watched_s(self._clock.now())
+        now_s = self._clock.monotonic()
+        for sight in found.attempts:
+            number = sight.attempt.number
+            self._watches[number] = sight.watch
+            self._recalled[number] = sight.attempt
+            if sight.cancelled_s is not None:
+                self._deeds.cancelled_at_s[number] = now_s - sight.cancelled_s - watched_s
+        self._looked_at_s, self._planned_s = now_s - watched_s, watched_s
 
     def _round(self) -> Mapping[str, Attempt] | None:
         self._poll_cancel()
@@ -177,7 +202,9 @@ class _Runner:
         """The situation now: what the cluster said, then what the ledger says."""
         observations = self._observe([one.intent.token for one in self._view.open_attempts])
         before = {one.number: one for one in self._view.open_attempts}
+        before |= {number: self._recalled.pop(number) for number in before.keys() & self._recalled}
         self._view.refresh()
+        self._observations = observations
         elapsed_s = self._elapsed_s()
         watched = before.keys() | {one.number for one in self._view.open_attempts}
         for attempt in self._view.attempts:
@@ -219,7 +246,7 @@ class _Runner:
         """
         now_s = self._clock.monotonic()
         passed_s = 0.0 if self._looked_at_s is None else now_s - self._looked_at_s
-        self._looked_at_s = now_s
+        self._looked_at, self._looked_at_s = self._clock.now(), now_s
         allowed_s, self._planned_s = self._planned_s + _SLACK_S, 0.0
         return min(passed_s, allowed_s)
 
@@ -254,17 +281,56 @@ class _Runner:
             stage=stage, unit=step.unit.name, reason=step.reason, attempt=attempt, folder=folder
         )
 
+    def _sit_out(self, outage: Outage, error: HeadraceError) -> None:
+        """Waits while a service is away. That time tells nothing about jobs, so it is not planned:
+        a job that could not say that it lives has not been silent."""
+        delay_s = outage.happened(error, at_s=self._clock.monotonic())
+        self._looked_at = None
+        self._rest(delay_s)
+
     def _sleep(self, seconds: float) -> None:
-        """Sleeps, but hears within moments that a person wants the end."""
         self._planned_s += seconds
+        self._rest(seconds)
+
+    def _rest(self, seconds: float) -> None:
+        """Sleeps, but hears within moments that a person wants the end, or the engine to go."""
         until_s = self._clock.monotonic() + seconds
+        if until_s > self._engine.leaves_at_s:
+            raise self._pause(seconds)
         while not self._cancelled and (left_s := until_s - self._clock.monotonic()) > 0:
             self._clock.sleep(min(left_s, CANCEL_POLL_S))
             self._poll_cancel()
+
+    def _pause(self, wait_s: float) -> Paused:
+        """Leaves behind what the next engine should know."""
+        memory, open_attempts = self._engine.memory, self._view.open_attempts
+        now_s = self._clock.monotonic()
+        cancelled_at_s = self._deeds.cancelled_at_s
+        if self._is_prepared:
+            memory.sights = Sights(
+                stage=self._order.stage,
+                at=self._looked_at,
+                attempts=tuple(
+                    Sight(
+                        attempt=one,
+                        watch=self._watches.get(one.number, Watch()),
+                        cancelled_s=now_s - cancelled_at_s[one.number]
+                        if one.number in cancelled_at_s
+                        else None,
+                    )
+                    for one in open_attempts
+                ),
+            )
+        elif memory.sights is not None:
+            memory.sights = replace(memory.sights, at=None)
+        told, state = waiting_for(open_attempts, self._observations)
+        return Paused(stage=self._order.stage, told=told, state=state, wait_s=wait_s)
 
     def _poll_cancel(self) -> None:
         now_s = self._clock.monotonic()
         if self._cancelled or now_s - self._cancel_polled_at_s < CANCEL_POLL_S:
             return
         self._cancel_polled_at_s = now_s
+        if self._context.eyes.leave_requested():
+            raise self._pause(0.0)
         self._cancelled = self._context.eyes.cancel_requested()

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from flows.cli import demo, dev, inspect, plan, run, schedule, serve, store
+from flows.cli import demo, dev, inspect, plan, run, schedule, serve, store, tick
 from storage.errors import HeadraceError, SpecError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
+app.command("tick")(tick.tick)
 app.command("spec")(run.spec)
 app.command("schedule")(schedule.schedule)
 app.command("status")(inspect.status)
