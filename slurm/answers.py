@@ -6,7 +6,7 @@ An answer that cannot be read is an error; it never becomes a statement about a 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
@@ -53,15 +53,32 @@ def job_state(raw_state: str) -> JobState:
 
 
 def queue_command(*, uid: int) -> list[str]:
-    return ["squeue", "--noheader", "--states=all", f"--user={uid}", "--format=%i|%T|%N|%r|%j"]
+    """All jobs of a user that the controller still knows, those of hidden partitions included.
+
+    What waits of an array is one line, whatever the number of its elements.
+    """
+    return [
+        "squeue",
+        "--noheader",
+        "--all",
+        "--states=all",
+        f"--user={uid}",
+        "--format=%i|%T|%N|%r|%j",
+    ]
 
 
-def parse_queue(text: str) -> dict[str, JobObservation]:
-    """The jobs that `queue_command` prints, by job name."""
-    found: dict[str, JobObservation] = {}
+def parse_queue(text: str, *, names: Container[str] | None = None) -> dict[str, JobObservation]:
+    """The jobs that `queue_command` prints, by job name; all of them, or those that are `names`.
+
+    Of several jobs of a name the one that lives is told, and of those the newest. An array is one
+    job: it runs while an element runs, waits while one waits, and has ended when all have.
+    """
+    parts: dict[str, list[JobObservation]] = {}
     for line in text.splitlines():
         job_id, state, nodes, reason, name = _split(line, 5, command="squeue")
-        found[name] = JobObservation(
+        if names is not None and name not in names:
+            continue
+        part = JobObservation(
             token=name,
             state=job_state(state),
             job_id=job_id,
@@ -69,43 +86,121 @@ def parse_queue(text: str) -> dict[str, JobObservation]:
             reason="" if reason == "None" else reason,
             nodes=expand_nodes(nodes),
         )
-    return found
+        parts.setdefault(name, []).append(part)
+    return {name: _the_live_one(of_name) for name, of_name in parts.items()}
 
 
-def accounting_command(*, uid: int, tokens: Sequence[str], days: int = 14) -> list[str]:
+def accounting_by_ids(*, uid: int, job_ids: Iterable[str], days: int = 90) -> list[str]:
+    """Ids are what slurmdbd finds soonest; as they are reused, the names have to be looked at."""
+    return _accounting(uid, f"--jobs={','.join(job_ids)}", days)
+
+
+def accounting_by_names(*, uid: int, names: Iterable[str], days: int = 14) -> list[str]:
+    return _accounting(uid, f"--name={','.join(names)}", days)
+
+
+def _accounting(uid: int, which: str, days: int) -> list[str]:
     return [
         "sacct",
         "--noheader",
         "--parsable2",
         "--duplicates",
         f"--user={uid}",
-        f"--name={','.join(tokens)}",
+        which,
         f"--starttime=now-{days}days",
-        "--format=JobID,State,ExitCode,NodeList,JobName",
+        "--format=JobID,State,ExitCode,DerivedExitCode,ReqMem,MaxRSS,NodeList,JobName",
     ]
 
 
 def parse_accounting(text: str) -> dict[str, JobObservation]:
-    """The newest record of each job that `accounting_command` prints, with its steps, by name."""
-    found: dict[str, JobObservation] = {}
-    current: str | None = None
+    """The newest record of each job that an accounting command prints, with its steps, by name."""
+    jobs: dict[tuple[str, str], JobObservation] = {}
+    current: tuple[str, str] | None = None
     for line in text.splitlines():
-        job_id, state, exit_code, nodes, name = _split(line, 5, command="sacct")
-        if "." not in job_id:
-            current = name
-            found[name] = JobObservation(
+        job_id, state, code, derived, asked, rss, nodes, name = _split(line, 8, command="sacct")
+        whole, is_step, step_name = job_id.partition(".")
+        if not is_step:
+            current = (name, job_id)
+            jobs[current] = JobObservation(
                 token=name,
                 state=job_state(state),
                 job_id=job_id,
                 raw_state=state,
-                exit_code=exit_code,
+                exit_code=code,
+                derived_exit_code=derived,
+                memory_asked=asked,
                 nodes=expand_nodes(nodes),
             )
-        elif current is not None:
-            job = found[current]
-            step = StepRecord(name=job_id.split(".", 1)[1], state=state, exit_code=exit_code)
-            found[current] = replace(job, steps=(*job.steps, step))
-    return found
+        elif current is not None and current[1] == whole:
+            job = jobs[current]
+            step = StepRecord(name=step_name, state=state, exit_code=code, max_rss=rss)
+            jobs[current] = replace(job, steps=(*job.steps, step))
+    parts: dict[str, list[JobObservation]] = {}
+    for (name, _), job in jobs.items():
+        parts.setdefault(name, []).append(job)
+    return {name: _the_newest(of_name) for name, of_name in parts.items()}
+
+
+def job_command(job_id: str) -> list[str]:
+    return ["scontrol", "--oneliner", "--details", "show", "job", job_id]
+
+
+def parse_job(text: str, *, token: str) -> JobObservation | None:
+    """The job that `job_command` prints, if `token` is its name; the controller forgets it soon."""
+    parts = []
+    for line in text.splitlines():
+        words = dict(_WORD.findall(line))
+        if words.get("JobName") != token:
+            continue
+        state, reason = words.get("JobState", ""), words.get("Reason", "None")
+        part = JobObservation(
+            token=token,
+            state=job_state(state),
+            job_id=words.get("ArrayJobId", words.get("JobId", "")),
+            raw_state=state,
+            reason="" if reason == "None" else reason,
+            exit_code=words.get("ExitCode", ""),
+            derived_exit_code=words.get("DerivedExitCode", ""),
+            nodes=expand_nodes(words.get("NodeList", "")),
+        )
+        parts.append(part)
+    return _the_live_one(parts) if parts else None
+
+
+_WORD = re.compile(r"(?:^|(?<=\s))(\w+)=(\S*)")
+_LIVELIEST_FIRST = (JobState.RUNNING, JobState.PENDING, JobState.UNKNOWN, JobState.ENDED)
+
+
+def _the_live_one(parts: Sequence[JobObservation]) -> JobObservation:
+    liveliest = min(_LIVELIEST_FIRST.index(part.state) for part in parts)
+    alive = [part for part in parts if _LIVELIEST_FIRST.index(part.state) == liveliest]
+    return _whole(parts, max((_job_number(part) for part in alive), key=_as_number))
+
+
+def _the_newest(parts: Sequence[JobObservation]) -> JobObservation:
+    return _whole(parts, max((_job_number(part) for part in parts), key=_as_number))
+
+
+def _whole(parts: Sequence[JobObservation], job_number: str) -> JobObservation:
+    """One job out of its parts: the elements of an array, or the only line that there is."""
+    own = [part for part in parts if _job_number(part) == job_number]
+    typical = min(own, key=_liveliness)
+    nodes = dict.fromkeys(node for part in own for node in part.nodes)
+    return replace(typical, job_id=job_number, nodes=tuple(nodes))
+
+
+def _liveliness(part: JobObservation) -> tuple[int, bool]:
+    """Of ends, a failure says more than a success."""
+    return _LIVELIEST_FIRST.index(part.state), part.raw_state == "COMPLETED"
+
+
+def _job_number(part: JobObservation) -> str:
+    """`12` of `12`, `12_7`, `12_[8-9%2]` and `12+1`."""
+    return re.split(r"[_+]", part.job_id or "", maxsplit=1)[0]
+
+
+def _as_number(job_number: str) -> int:
+    return int(job_number) if job_number.isdecimal() else -1
 
 
 def nodes_command(*, partition: str | None) -> list[str]:

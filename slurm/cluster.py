@@ -41,7 +41,10 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class JobObservation:
-    """What the cluster says of one token now. States, codes and memory are its own words."""
+    """What the cluster says of one token now. States, codes and memory are its own words.
+
+    `accounting_silence` is what accounting said in place of an answer, where one was asked for.
+    """
 
     token: str
     state: JobState
@@ -53,6 +56,7 @@ class JobObservation:
     memory_asked: str = ""
     nodes: tuple[str, ...] = ()
     steps: tuple[StepRecord, ...] = ()
+    accounting_silence: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from slurm.job_script import (
 )
 from slurm.launchers import srun_command
 from slurm.patience import NO_ANSWER, PatientCommands
+from slurm.shared_queue import shared_folder
 from slurm.spec import ClusterSpec
 from slurm.watch import Watch
 from storage.errors import SlurmError, SubmitRejected
@@ -65,8 +66,11 @@ class SlurmCluster:
 
     def __init__(self, spec: ClusterSpec, *, commands: Commands | None = None) -> None:
         self._spec = spec
-        self._commands = commands or PatientCommands(SystemCommands(slurm_conf=spec.slurm_conf))
-        self._watch = Watch(self._commands)
+        system = commands or SystemCommands(slurm_conf=spec.slurm_conf)
+        self._commands = commands or PatientCommands(system)
+        # The watch spaces its own questions. Commands that are handed in may speak of another Slurm.
+        folder = shared_folder(spec.slurm_conf) if commands is None else None
+        self._watch = Watch(system, folder=folder)
 
     @cached_property
     def name(self) -> str:
@@ -93,7 +97,10 @@ class SlurmCluster:
                 f"the job's folder {str(job.folder)!r} cannot be written: {error}; choose a "
                 "workdir on a file system that every node mounts"
             ) from error
-        return executor.send()
+        try:
+            return executor.send()
+        finally:
+            self._watch.look_anew()
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
         return self._watch.observe(tokens)

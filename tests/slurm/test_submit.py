@@ -276,43 +276,6 @@ def test_a_controller_that_is_down_is_an_error_and_no_end_of_a_job() -> None:
         cluster.cancel(job_id="1", token="a")
 
 
-def test_accounting_that_is_down_leaves_unknown_what_the_queue_does_not_know() -> None:
-    cluster, recorder = a_cluster(
-        squeue=says("7|RUNNING|n[1-2]|None|a\n8|FAILED|n3|NonZeroExitCode|b\n"),
-        sacct=says(returncode=1, stderr="sacct: error: Problem talking to the database\n"),
-    )
-    found = cluster.observe(["a", "b", "c"])
-    assert found["a"].state is JobState.RUNNING
-    assert found["a"].nodes == ("n1", "n2")
-    assert (found["b"].state, found["b"].raw_state) == (JobState.ENDED, "FAILED")
-    assert found["c"].state is JobState.UNKNOWN
-    assert "Problem talking to the database" in found["c"].reason
-    assert [command[0] for command in recorder.seen] == ["squeue", "sacct"]
-
-
-def test_without_accounting_an_unseen_job_is_absent() -> None:
-    cluster, _ = a_cluster(
-        squeue=says(""),
-        sacct=says(returncode=1, stderr="Slurm accounting storage is disabled\n"),
-    )
-    assert cluster.observe(["a"]) == {"a": JobObservation(token="a", state=JobState.ABSENT)}
-
-
-def test_only_the_queue_can_say_that_a_job_lives() -> None:
-    cluster, _ = a_cluster(squeue=says(""), sacct=says("7|RUNNING|0:0|n1|a\n"))
-    found = cluster.observe(["a"])["a"]
-    assert (found.state, found.raw_state) == (JobState.ABSENT, "RUNNING")
-
-
-def test_many_jobs_cost_one_look_at_the_queue_and_one_at_accounting() -> None:
-    cluster, recorder = a_cluster(squeue=says(""), sacct=says(""))
-    tokens = [f"t{number}" for number in range(50)]
-    cluster.observe(tokens)
-    assert [command[0] for command in recorder.seen] == ["squeue", "sacct"]
-    assert cluster.observe([]) == {}
-    assert len(recorder.seen) == 2
-
-
 @pytest.mark.parametrize(
     "words",
     [
