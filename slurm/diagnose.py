@@ -75,23 +75,15 @@ def is_settled(evidence: Evidence, *, settle_s: float = 40.0) -> bool:
 def refusal(message: str) -> Diagnosis:
     """What it means that sbatch refused a job: a mistake in the spec, or the site for now."""
     specific = _ANY_POLICY.sub("", message)
-    if _LIMIT.search(specific):
-        kind = Kind.LIMIT
-    elif find_sign(message, among=PEER_SIGNS) or _PASSING_REFUSAL.search(specific):
-        kind = Kind.SITE
-    else:
-        kind = Kind.CODE
+    passing = find_sign(message, among=PEER_SIGNS) or _PASSING_REFUSAL.search(specific)
+    kind = Kind.SITE if passing else Kind.CODE
     return Diagnosis(kind=kind, evidence=words(f"sbatch refused the job: {message}"))
 
 
 # Slurm says this beside every limit, passing or not; the line before it names the one that it was.
 _ANY_POLICY = re.compile(r"Job violates accounting/QOS policy \([^)]*\)", re.IGNORECASE)
-_LIMIT = re.compile(
-    r"(QOS|Assoc)\w*Submit\w*Limit|MaxSubmitJobs?\b|submit limit|job count limit|too many jobs",
-    re.IGNORECASE,
-)
 _PASSING_REFUSAL = re.compile(
-    r"temporarily|unavailable|not responding|Max\w*Jobs|in use|try again|"
+    r"temporarily|unavailable|not responding|submit limit|Max\w*(Submit|Jobs)|in use|try again|"
     r"busy|required node not available|\bdown\b|drain|reserved",
     re.IGNORECASE,
 )

@@ -7,14 +7,14 @@ thousand times on its way, and a mistake is not tried forty times.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm.spec import RetrySpec
 from slurm.tracebacks import TRACEBACK, same_root
-from storage.records import Action, Attempt, CommitRef, Decision, Diagnosis, Kind
+from storage.records import Action, Attempt, CommitRef, Decision, Diagnosis, Kind, Stage
 
-_FINAL: dict[Kind, tuple[Action, str]] = {
+_FINAL: Mapping[Kind, tuple[Action, str]] = {
     Kind.DONE: (Action.DONE, "the work is done"),
     Kind.OPERATOR: (Action.STOP, "a person stopped it"),
     Kind.CODE: (Action.GIVE_UP, "a mistake in code or spec stays one on every node"),
@@ -24,9 +24,9 @@ _FINAL: dict[Kind, tuple[Action, str]] = {
     ),
     Kind.DATA: (Action.GIVE_UP, "the data stay as they are; mend them first"),
 }
-_FREE = frozenset({Kind.PREEMPTED, Kind.LOST, Kind.LIMIT, Kind.FENCED})
-_AT_ONCE = frozenset({Kind.PREEMPTED, Kind.TIME})
-_BUDGET_OF: dict[Kind, str] = {
+FREE = frozenset({Kind.PREEMPTED, Kind.LOST, Kind.LIMIT, Kind.FENCED})
+"""Ends that say nothing about the job: they cost no budget, however often they come."""
+BUDGETS: Mapping[Kind, str] = {
     Kind.HARDWARE: "hardware",
     Kind.NETWORK: "network",
     Kind.CASCADE: "network",
@@ -36,6 +36,13 @@ _BUDGET_OF: dict[Kind, str] = {
     Kind.UNKNOWN: "unknown",
     Kind.TIME: "unknown",
 }
+"""Which field of `RetrySpec` bounds the ends of a kind between two progresses."""
+SUSPICIONS = frozenset({Kind.NETWORK, Kind.CASCADE, Kind.HANG})
+"""Kinds that suspect a node and prove nothing: it is avoided at once, and ruled out at the second
+time, as `tasks.exclusions` says."""
+MANY_CULPRITS = 4
+"""So many different nodes blamed in a row, without progress, are not what fails."""
+_AT_ONCE = frozenset({Kind.PREEMPTED, Kind.TIME})
 _MAX_OUTPUT_FAILURES = 1
 _MAX_STEPS_BACK = 1
 
@@ -45,11 +52,18 @@ class _Past:
     """The attempts since the last one that made progress, the newest, which is judged, last."""
 
     attempts: tuple[Attempt, ...]
-    kinds: tuple[Kind, ...]
+    diagnoses: tuple[Diagnosis, ...]
     progressed: bool
 
-    def count(self, *kinds: Kind) -> int:
-        return sum(kind in kinds for kind in self.kinds)
+    def of(self, *kinds: Kind) -> tuple[Diagnosis, ...]:
+        return tuple(one for one in self.diagnoses if one.kind in kinds)
+
+    @property
+    def blames_ever_others(self) -> bool:
+        """Whether the last ends each blamed nodes that none of them had blamed before."""
+        blamed = [set(one.culprit_nodes) for one in self.diagnoses if one.culprit_nodes]
+        last = blamed[-MANY_CULPRITS:]
+        return len(last) == MANY_CULPRITS and len(set().union(*last)) == sum(map(len, last))
 
 
 def decide(
@@ -83,31 +97,53 @@ def _since_progress(
     history: Sequence[Attempt],
     newest: CommitRef | None,
 ) -> _Past:
-    """An attempt that gained a commit counts itself, with a budget that it has just refilled."""
+    """An attempt that made progress counts itself, with a budget that it has just refilled."""
     everyone = [*history, attempt]
-    reached = [later.intent.floor for later in everyone[1:]] + [newest]
-    gained = [
-        _step(ref) > _step(one.intent.floor) for one, ref in zip(everyone, reached, strict=True)
-    ]
+    gained = _steps_gained(everyone) if _keeps_its_own(everyone, newest) else None
+    if gained is None:
+        reached = [later.intent.floor for later in everyone[1:]] + [newest]
+        gained = [
+            _step(ref) > _step(one.intent.floor) for one, ref in zip(everyone, reached, strict=True)
+        ]
     begin = max((index for index, gain in enumerate(gained) if gain), default=0)
-    counted = everyone[begin:]
-    kinds = [one.end.diagnosis.kind if one.end else Kind.UNKNOWN for one in counted[:-1]]
-    return _Past(tuple(counted), (*kinds, diagnosis.kind), gained[-1])
+    ends = [one.end.diagnosis if one.end else _NO_WORD for one in everyone[begin:-1]]
+    return _Past(tuple(everyone[begin:]), (*ends, diagnosis), gained[-1])
+
+
+_NO_WORD = Diagnosis(kind=Kind.UNKNOWN)
+
+
+def _keeps_its_own(everyone: Sequence[Attempt], newest: CommitRef | None) -> bool:
+    """Whether its checkpoints are its own affair, as those of a `command` are: there is none of ours.
+
+    Then a step that was told of is taken for a step that is kept.
+    """
+    if newest is not None or everyone[0].intent.stage is not Stage.TRAIN:
+        return False
+    return all(one.resume is None and one.intent.floor is None for one in everyone)
+
+
+def _steps_gained(everyone: Sequence[Attempt]) -> list[bool]:
+    """For each attempt, whether it told of a step beyond all that were told of before."""
+    told = [max((beat.step or 0 for beat in one.heartbeats), default=0) for one in everyone]
+    return [step > max(told[:index], default=0) for index, step in enumerate(told)]
 
 
 def _same_traceback(
     diagnosis: Diagnosis, past: _Past, _retry: RetrySpec, _history: Sequence[Attempt]
 ) -> Decision | None:
-    """The same error twice, with no commit in between, is no accident."""
-    if diagnosis.kind is not Kind.UNKNOWN or len(past.attempts) < 2:
+    """The same error twice, with no commit in between, is no accident, whatever came between."""
+    now = past.attempts[-1].exit
+    if diagnosis.kind is not Kind.UNKNOWN or now is None or TRACEBACK not in now.error:
         return None
-    before, now = past.attempts[-2].exit, past.attempts[-1].exit
-    if before is None or now is None or TRACEBACK not in now.error:
-        return None
-    if not same_root(before, now):
+    earlier = (one for one in past.attempts[:-1] if one.exit and same_root(one.exit, now))
+    before = next(earlier, None)
+    if before is None:
         return None
     return Decision(
-        action=Action.GIVE_UP, reason="the same error twice from the same step: a mistake in code"
+        action=Action.GIVE_UP,
+        reason=f"the same error as in attempt {before.number}, from the same step: a mistake in "
+        "code, or in the data there",
     )
 
 
@@ -130,7 +166,7 @@ def _output(
     """One node that cannot write the log is its own fault; several are the path's."""
     if diagnosis.kind is not Kind.OUTPUT:
         return None
-    if past.count(Kind.OUTPUT) > _MAX_OUTPUT_FAILURES:
+    if len(past.of(Kind.OUTPUT)) > _MAX_OUTPUT_FAILURES:
         return Decision(
             action=Action.GIVE_UP,
             reason="several nodes cannot write the job's folder; choose a workdir that all mount",
@@ -142,40 +178,83 @@ def _budget(
     diagnosis: Diagnosis, past: _Past, retry: RetrySpec, _history: Sequence[Attempt]
 ) -> Decision | None:
     kind = diagnosis.kind
-    if kind in _FREE or kind not in _BUDGET_OF or (kind is Kind.TIME and past.progressed):
+    if kind in FREE or kind not in BUDGETS or (kind is Kind.TIME and past.progressed):
         return None
-    name = _BUDGET_OF[kind]
+    name = BUDGETS[kind]
     budget: int = getattr(retry, name)
-    used = past.count(*(other for other, field in _BUDGET_OF.items() if field == name))
-    if used <= budget:
+    counted = past.of(*(other for other, field in BUDGETS.items() if field == name))
+    if len(counted) <= budget:
         return None
-    return Decision(
-        action=Action.GIVE_UP,
-        reason=f"{used} ends of kind {kind.value} without progress; retry.{name} allows {budget}",
+    reason = f"{_ends(counted)} without progress; retry.{name} allows {budget}"
+    return Decision(action=Action.GIVE_UP, reason=reason + _advice(kind, past, counted))
+
+
+def _ends(counted: Sequence[Diagnosis]) -> str:
+    """`3 ends of kind network or cascade`."""
+    kinds = dict.fromkeys(one.kind.value for one in counted)
+    return f"{len(counted)} {'end' if len(counted) == 1 else 'ends'} of kind {' or '.join(kinds)}"
+
+
+def _advice(kind: Kind, past: _Past, counted: Sequence[Diagnosis]) -> str:
+    """What a person may do about it."""
+    if kind is Kind.TIME:
+        return (
+            "; the time limit comes before there is a new commit: raise cluster.time_limit_min, or "
+            "checkpoint more often (train.checkpoint.every_steps)"
+        )
+    blamed = sorted({node for one in counted for node in one.culprit_nodes})
+    if past.blames_ever_others:
+        return f"; {_not_the_nodes(blamed)}"
+    return f"; they blame {', '.join(blamed)}" if blamed else ""
+
+
+def _not_the_nodes(blamed: Sequence[str]) -> str:
+    return (
+        f"each time other nodes were blamed ({', '.join(blamed)}), so the cause is likelier "
+        "something that they share: network, storage, driver, or the code"
     )
 
 
 def _try_again(diagnosis: Diagnosis, past: _Past, retry: RetrySpec, *, seed: int) -> Decision:
-    culprits = diagnosis.culprit_nodes
-    failures = len(past.attempts)
-    if diagnosis.kind in _AT_ONCE or (culprits and failures == 1):
+    kind, culprits = diagnosis.kind, diagnosis.culprit_nodes
+    failures = len(past.of(kind) if kind in FREE else past.of(*(set(Kind) - FREE)))
+    if kind in _AT_ONCE or (culprits and failures == 1):
         delay_s = 0.0
     else:
         delay_s = _backoff_s(retry, failures=failures, seed=seed)
+    if culprits and past.blames_ever_others:
+        blamed = sorted({node for one in past.diagnoses for node in one.culprit_nodes})
+        return Decision(
+            action=Action.RESUME,
+            reason=f"no further node is excluded: {_not_the_nodes(blamed)}",
+            delay_s=delay_s,
+        )
     return Decision(
         action=Action.RETRY_ELSEWHERE if culprits else Action.RESUME,
-        reason=f"without {', '.join(culprits)}" if culprits else _why_again(diagnosis.kind),
+        reason=_without(kind, culprits)
+        if culprits
+        else _WHY_AGAIN.get(kind, "the cause may have passed"),
         exclude_nodes=culprits,
         delay_s=delay_s,
     )
 
 
-def _why_again(kind: Kind) -> str:
-    if kind is Kind.TIME:
-        return "time limit reached, or asked to leave; it goes on from what is committed"
-    if kind is Kind.LIMIT:
-        return "the site takes more jobs when fewer are submitted"
-    return "the cause may have passed"
+def _without(kind: Kind, culprits: Sequence[str]) -> str:
+    names = ", ".join(culprits)
+    if kind in SUSPICIONS:
+        return f"without {names}, suspected and not proven: used only where no other node is left"
+    return f"without {names}"
+
+
+_WHY_AGAIN: Mapping[Kind, str] = {
+    Kind.TIME: "time limit reached, or asked to leave; it goes on from what is committed",
+    Kind.PREEMPTED: "preempted, which costs nothing; it goes on from what is committed",
+    Kind.LIMIT: "the site takes more jobs when fewer are submitted",
+    Kind.LOST: "no job carried it, so nothing was tried",
+    Kind.FENCED: "another job held the attempt",
+    Kind.CASCADE: "no rank says why, and no node looks ill; should it come again, probe the nodes "
+    "with --force validate",
+}
 
 
 def _backoff_s(retry: RetrySpec, *, failures: int, seed: int) -> float:
