@@ -1,8 +1,8 @@
 """Three ways to run one Slurm job after another, each a process of its own: ours and two peers.
 
 python -m benchmarks.chains WHO JOBS FOLDER, with SLURM_CONF set. Every job runs the same shell
-line, which sleeps and then notes the time. Each chain is one that people really use: Headrace's loop
-with a job that leaves to be resumed; submitit, whose `result()` is waited for; `sbatch --wait`.
+line, which sleeps and then notes the time. Each chain is one that people use: Headrace's loop with
+a job that leaves to be resumed; submitit, whose `result()` is waited for; and `sbatch --wait`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm.spec import ClusterSpec, RetrySpec
-from storage.spec import StoreSpec
+from slurm.spec import ClusterSpec
 from trainer.spec import CommandSpec
 
 WAIT_S = 1.0
@@ -26,17 +25,8 @@ def payload(folder: Path) -> str:
 
 def run_headrace(jobs: int, folder: Path) -> None:
     """Attempts that leave with "resume me" and a new step each, until the last one is done."""
-    from slurm.cluster import open_cluster
-    from slurm.snapshot import take_snapshot
-    from storage.keys import RunKeys
-    from storage.ledger import Ledger
-    from storage.object_store import ObjectStore
-    from tasks.command import run_command
-    from tasks.context import RunContext
-    from tasks.eyes import Unseen
+    from benchmarks.owning import own
 
-    spec = ClusterSpec(kind="slurm", slurm_conf=Path(os.environ["SLURM_CONF"]), time_limit_min=5)
-    store = StoreSpec.model_validate_json(os.environ["HEADRACE_BENCH_STORE"])
     line = (
         f"echo step $HEADRACE_ATTEMPT; {payload(folder)}; "
         f"[ $HEADRACE_ATTEMPT -ge {jobs} ] || exit 75"
@@ -44,18 +34,7 @@ def run_headrace(jobs: int, folder: Path) -> None:
     command = CommandSpec(
         argv=("/bin/bash", "-c", line), cwd=folder, progress="step (?P<step>[0-9]+)"
     )
-    context = RunContext(
-        run=folder.name,
-        workdir=folder,
-        cluster=open_cluster(spec, workdir=folder),
-        cluster_spec=spec,
-        retry=RetrySpec(),
-        store=store,
-        ledger=Ledger(ObjectStore(store), RunKeys(prefix=store.prefix, run=folder.name)),
-        snapshot=take_snapshot(folder),
-        eyes=Unseen(),
-    )
-    run_command(context, command)
+    own(command, folder=folder, cluster=ClusterSpec(kind="slurm", time_limit_min=5))
 
 
 def run_submitit(jobs: int, folder: Path) -> None:

@@ -190,7 +190,8 @@ def command_environment(
 
     Under `per: rank` it is what torchrun would set, so that a script can be run without it; under
     `per: node` it is what torchrun reads (`PET_*`), so that plain `torchrun script.py` spans the
-    nodes. Headrace's own packages are not on its path.
+    nodes. Headrace's own packages are not on its path; the folder of its interpreter is the last
+    one on PATH, so that a `torchrun` beside it is found where there is no other.
     """
     identity = context.identity
     node_rank = identity.nodes.index(identity.node)
@@ -216,6 +217,7 @@ def command_environment(
     kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     return {
         **kept,
+        "PATH": os.pathsep.join([environ.get("PATH", os.defpath), str(context.job.python.parent)]),
         **({"PYTHONPATH": os.pathsep.join(path)} if any(path) else {}),
         **master,
         **launch,
