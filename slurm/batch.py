@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +25,9 @@ from storage.ledger import Ledger
 from storage.records import Exit, ExitCode, JobIdentity, Start, new_nonce
 
 _LOG_BYTES = 6000
+DEAD_NODE_PATIENCE_S = 5.0
+"""srun waits for the ranks of a dead node until Slurm gives the node up, minutes later at most
+sites. The batch step waits this long, so that the other nodes are free for the next attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,13 @@ class Signals:
         self._forward = forward
         if self.ended_by is not None:
             forward(self.ended_by)
+
+    def end_after(self, delay_s: float) -> None:
+        """Kill what launches the ranks, should it still be there then."""
+        if self._forward is not None:
+            timer = threading.Timer(delay_s, self._forward, args=(signal.SIGKILL,))
+            timer.daemon = True
+            timer.start()
 
     def _receive(self, number: int, _: object) -> None:
         if number != signal.SIGUSR2:
@@ -131,8 +142,10 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
     }
 
     def on_failure(ended: Ended) -> None:
-        if not ended.timed_out and signals.ended_by is None:
-            _last_word(ledger, job, placement, ended)
+        if ended.timed_out or signals.ended_by is not None:
+            return
+        if _last_word(ledger, job, placement, ended) == ExitCode.PEER_LOST:
+            signals.end_after(DEAD_NODE_PATIENCE_S)
 
     if not is_local:
         return run_srun(

@@ -14,13 +14,16 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from slurm.job_logs import srun_log
 from slurm.launchers import first_failure
 from slurm.log_patterns import Sign, find_sign, is_peer_loss
 from slurm.log_tails import shorten, tail
+from slurm.peers import Loss, Peers
 from storage.errors import (
     CheckpointError,
     DataError,
@@ -31,10 +34,12 @@ from storage.errors import (
 from storage.job import JobContext, JobDescription, JobExit, RankIdentity
 from storage.ledger import Ledger
 from storage.records import Exit, ExitCode, new_nonce
+from storage.rendezvous import address_towards
 
 ERROR_CHARACTERS = 8000
 PEER_LOSS_PATIENCE_S = 3.0
-"""A rank that only lost a peer waits this long, so that the one at fault has the first word."""
+"""A rank that only lost a peer waits this long, and as long as it takes to see that a node is gone,
+so that the one at fault has the first word, or whoever saw which it was."""
 _SRUN_BYTES = 100_000
 
 _CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
@@ -70,11 +75,10 @@ def run_rank(job: JobDescription, identity: RankIdentity) -> int:
     """Run the entry and return the code to leave with."""
     ledger: Ledger | None = None
     try:
-        module = importlib.import_module(job.entry)
         context = JobContext(job, identity)
         ledger = context.ledger
-        with context:
-            outputs = module.run(context)
+        with watched(context), context:
+            outputs = importlib.import_module(job.entry).run(context)
         if identity.rank != 0:
             return ExitCode.DONE
         done = _exit(identity, ExitCode.DONE, outputs=dict(outputs or {}))
@@ -83,12 +87,48 @@ def run_rank(job: JobDescription, identity: RankIdentity) -> int:
         traceback.print_exc()
         code = exit_code_of(error)
         if code is ExitCode.CRASHED and is_peer_loss(f"{type(error).__name__}: {error}"):
-            time.sleep(PEER_LOSS_PATIENCE_S)
+            time.sleep(job.peer_silence_s + PEER_LOSS_PATIENCE_S)
         if not _another_failed_first(job, identity):
             outputs = error.outputs if isinstance(error, JobExit) else {}
             word = _exit(identity, code, error=error_text(error), outputs=outputs)
             _leave_word(job, ledger, word)
         return code
+
+
+def watched(context: JobContext) -> AbstractContextManager[object]:
+    """Links this rank with the others of its job, so that none waits for a dead one."""
+    identity, job = context.identity, context.job
+    if identity.world_size == 1:
+        return nullcontext()
+    try:
+        peers = Peers(
+            identity,
+            secret=job.intent.nonce,
+            host=_host(job, identity),
+            address_of=context.address_of,
+            on_silence=partial(_record_silence, context),
+            silence_s=job.peer_silence_s,
+        )
+    except OSError as error:
+        print(f"headrace: {identity.node} cannot watch its peers: {error}", flush=True)
+        return nullcontext()
+    context.peers, context.listens_at = peers, peers.listens_at
+    return peers
+
+
+def _host(job: JobDescription, identity: RankIdentity) -> str:
+    """Where the other nodes reach this one. Its own name may lead to its loopback."""
+    if job.launcher == "local" or len(identity.nodes) == 1:
+        return "127.0.0.1"
+    return address_towards(next(node for node in identity.nodes if node != identity.node))
+
+
+def _record_silence(context: JobContext, loss: Loss) -> None:
+    faulthandler.dump_traceback(all_threads=True)
+    word = _exit(
+        context.identity, ExitCode.PEER_LOST, error=loss.text, blamed_nodes=loss.blamed_nodes
+    )
+    _leave_word(context.job, context.ledger, word)
 
 
 def _another_failed_first(job: JobDescription, identity: RankIdentity) -> bool:

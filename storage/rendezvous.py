@@ -17,6 +17,14 @@ class RendezvousError(HeadraceError):
     """The ranks could not meet."""
 
 
+def address_towards(address: str) -> str:
+    """The address from which this host reaches `address`. Nothing is sent there."""
+    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        own: str = probe.getsockname()[0]
+        return own
+
+
 def interface_towards(address: str) -> str:
     """The interface whose address this host uses to reach `address`.
 
@@ -26,9 +34,7 @@ def interface_towards(address: str) -> str:
     Raises:
         RendezvousError: no interface has that address.
     """
-    with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        own = probe.getsockname()[0]
+    own = address_towards(address)
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address.partition("%")[0] == own for known in addresses):
             return name
