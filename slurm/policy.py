@@ -114,7 +114,7 @@ _NO_WORD = Diagnosis(kind=Kind.UNKNOWN)
 
 
 def _keeps_its_own(everyone: Sequence[Attempt], newest: CommitRef | None) -> bool:
-    """Whether its checkpoints are its own affair, as those of a `command` are: there is none of ours.
+    """Whether its checkpoints are its own affair, as a `command`'s are: there is none of ours.
 
     Then a step that was told of is taken for a step that is kept.
     """

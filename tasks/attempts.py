@@ -23,6 +23,7 @@ from datetime import datetime, timedelta
 from storage.records import Action, Attempt, Kind, Why
 from tasks.attending import FINAL, LONGEST_POLL_S, Busy, attend, history_of
 from tasks.context import Unit
+from tasks.nodes_left import lack_of_nodes, to_avoid
 from tasks.situation import Allocate, Finish, GiveUp, Order, Situation, Step, Survey, Wait
 
 _CANCELLED = "the run was cancelled on request"
@@ -35,7 +36,7 @@ def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
     """
     prospects = [_prospect(order, seen, unit) for unit in order.units]
     failed = [one for one in prospects if isinstance(one, _Failed)]
-    if failed and not (order.tolerate and all(one.attempt for one in failed)):
+    if failed and not (order.tolerate and all(_is_tolerable(one) for one in failed)):
         return _wind_up(order, seen, _root(failed))
     if seen.cancelled and not any(isinstance(one, Busy) for one in prospects):
         unit = order.units[0]
@@ -87,6 +88,11 @@ def _numbered(seen: Situation, busy: Sequence[Busy]) -> Iterator[Step]:
 def _root(failed: Sequence[_Failed]) -> _Failed:
     """The failure that others may only have followed: a unit that was ended caused nothing."""
     return next((one for one in failed if not one.cancelled), failed[0])
+
+
+def _is_tolerable(failed: _Failed) -> bool:
+    """What a person ended says nothing about the unit, so it is no result of it either."""
+    return failed.attempt is not None and not failed.cancelled
 
 
 def _wind_up(order: Order, seen: Situation, failed: _Failed) -> tuple[Step, ...]:
@@ -199,42 +205,10 @@ def _allocate(
             return Busy(unit=unit, wait_s=min(remaining_s, LONGEST_POLL_S))
     if seen.nodes is None:
         return Busy(unit=unit, steps=(Survey(),), patient=False)
-    find_lack = _lack_of_named_nodes if unit.node_list else _lack_of_nodes
-    lack = find_lack(order, seen, unit)
+    lack = lack_of_nodes(order, seen, unit)
     if lack is not None:
         return _Failed(unit=unit, attempt=last, reason=lack)
     why = Why.FIRST if before is None else Why.RESUMED if unit.resumes else Why.RETRIED
-    # Slurm refuses a job that both names and excludes a node, so those who name get no exclusions.
-    excluded = () if unit.node_list else tuple(sorted(seen.excluded))
+    excluded = to_avoid(order, seen, unit)
     step = Allocate(unit=unit, number=0, why=why, after=before, excluded=excluded)
     return Busy(unit=unit, steps=(step,), patient=False)
-
-
-def _lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
-    assert seen.nodes is not None
-    known = {node.name for node in seen.nodes}
-    left = known - set(seen.excluded)
-    if len(left) >= unit.nodes or order.replaces_nodes:
-        return None
-    gone = "; ".join(
-        f"{name}: {seen.excluded[name]}" for name in sorted(known & set(seen.excluded))
-    )
-    return (
-        f"{unit.name} needs {unit.nodes} nodes and {len(left)} of {len(known)} are left"
-        + (f" ({gone})" if gone else "")
-        + "; repair the excluded nodes and validate them again (--force validate), or lower "
-        f"cluster.nodes to {len(left)}"
-    )
-
-
-def _lack_of_named_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
-    blamed = {
-        name
-        for one in history_of(seen, unit, order.fingerprint)
-        if one.end is not None and one.number not in order.past
-        for name in one.end.decision.exclude_nodes
-    }
-    unfit = sorted(blamed & set(unit.node_list))
-    if not unfit:
-        return None
-    return f"{unit.name} must run on {', '.join(unit.node_list)}, and {', '.join(unfit)} failed it"

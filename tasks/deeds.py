@@ -19,19 +19,21 @@ from storage.records import (
     End,
     ExitCode,
     Intent,
+    Refusal,
     Stage,
     Start,
     Submitted,
 )
 from tasks.context import RunContext
 from tasks.engine import Engine
-from tasks.exclusions import exclusions
+from tasks.exclusions import Exclusion, exclusions
 from tasks.jobs import describe, resources
 from tasks.situation import (
     Allocate,
     CancelJob,
     Close,
     Gather,
+    GiveUp,
     Order,
     Rejected,
     Situation,
@@ -48,7 +50,7 @@ class Findings:
     """What surveys and gathering have found since the last look. They serve one look."""
 
     nodes: tuple[NodeState, ...] | None = None
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     evidence: Mapping[int, Evidence] = field(default_factory=dict)
     newest_commit: CommitRef | None = None
 
@@ -102,12 +104,28 @@ class Deeds:
                 raise TypeError(f"{step} is for the runner, not a deed")
         return True
 
+    def refuse(self, step: GiveUp, order: Order, seen: Situation) -> None:
+        """Leave the reason to whoever looks when no engine lives any more."""
+        if step.cancelled:
+            return
+        refusal = Refusal(
+            stage=order.stage,
+            unit=step.unit.name,
+            reason=step.reason,
+            after=seen.attempts[-1].number if seen.attempts else None,
+            by=self._engine.name,
+            at=self._clock.now(),
+        )
+        self._ledger.put_refusal(refusal)
+
     def _survey(self, seen: Situation) -> None:
         excluded = exclusions(
             by_spec=self._context.cluster_spec.exclude,
             unfit=self._context.unfit_nodes,
             closed=(*self._earlier_ends, *seen.attempts),
             validated_at=self._validated_at,
+            now=self._clock.now(),
+            exclude_h=self._context.retry.exclude_h,
         )
         self._findings = replace(self._findings, nodes=self._cluster.nodes(), excluded=excluded)
 

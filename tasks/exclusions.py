@@ -1,11 +1,31 @@
-"""Which nodes a job may not use, and what each is blamed for. Pure."""
+"""Which nodes a job may not use, what each is blamed for, and until when. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
+from slurm.policy import SUSPICIONS
 from storage.records import Attempt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Why a node is kept out of jobs, as a person should read it.
+
+    `proven` is false for a node that was suspected once: it is avoided as long as there are others,
+    since a link that flaps must not end a run that needs every node. `failed` says that attempts
+    put it here, and neither the spec nor a validation.
+    """
+
+    reason: str
+    proven: bool = True
+    failed: bool = False
+    until: datetime | None = None
+
+    def __str__(self) -> str:
+        return self.reason if self.until is None else f"{self.reason}, until {_spell(self.until)}"
 
 
 def exclusions(
@@ -14,20 +34,44 @@ def exclusions(
     unfit: Iterable[str],
     closed: Iterable[Attempt],
     validated_at: datetime | None,
-) -> dict[str, str]:
-    """Each excluded node with the reason, as a person should read it.
+    now: datetime,
+    exclude_h: float,
+) -> dict[str, Exclusion]:
+    """Each node that is excluded now.
 
-    A validation that passed a node after an attempt blamed it is the newer word: what was decided
-    before `validated_at` excludes nobody any more.
+    What an attempt decided holds for `exclude_h`, and no longer than until a validation passes the
+    node, which is the newer word. A suspicion is proven when a second attempt has the same one.
     """
-    reasons: dict[str, str] = {}
-    for attempt in closed:
+    term = timedelta(hours=exclude_h)
+    found: dict[str, Exclusion] = {}
+    once = {(one.intent.stage, one.number): one for one in closed}
+    for attempt in sorted(once.values(), key=_ended_at):
         end = attempt.end
-        if end is None or (validated_at is not None and end.at <= validated_at):
+        if end is None or now >= end.at + term:
             continue
-        where = f"{attempt.intent.stage} attempt {attempt.number}"
+        if validated_at is not None and end.at <= validated_at:
+            continue
+        kind = end.diagnosis.kind
         for node in end.decision.exclude_nodes:
-            reasons[node] = f"{end.diagnosis.kind} in {where}"
-    reasons |= dict.fromkeys(unfit, "unfit by validation")
-    reasons |= dict.fromkeys(by_spec, "cluster.exclude")
-    return reasons
+            before = found.get(node)
+            place = f"{attempt.intent.stage} attempt {attempt.number}"
+            found[node] = Exclusion(
+                reason=f"{kind} in {place}"
+                if before is None
+                else f"{before.reason}, {kind} in {place}",
+                proven=kind not in SUSPICIONS or before is not None,
+                failed=True,
+                until=end.at + term,
+            )
+    found |= {node: Exclusion(reason="unfit by validation") for node in unfit}
+    found |= {node: Exclusion(reason="cluster.exclude") for node in by_spec}
+    return found
+
+
+def _ended_at(attempt: Attempt) -> tuple[bool, datetime]:
+    end = attempt.end
+    return end is not None, attempt.intent.created_at if end is None else end.at
+
+
+def _spell(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M %Z}".strip()

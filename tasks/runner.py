@@ -190,6 +190,7 @@ class _Runner:
                 case Finish():
                     return step.results
                 case GiveUp():
+                    self._deeds.refuse(step, self._order, situation)
                     raise self._failure(step)
                 case Wait():
                     self._sleep(step.seconds)

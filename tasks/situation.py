@@ -15,6 +15,7 @@ from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
 from storage.records import Attempt, CommitRef, Decision, Diagnosis, Stage, Why
 from tasks.context import Unit
+from tasks.exclusions import Exclusion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ class Situation:
     attempts: tuple[Attempt, ...] = ()
     observations: Mapping[str, JobObservation] = field(default_factory=dict)
     nodes: tuple[NodeState, ...] | None = None
-    excluded: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, Exclusion] = field(default_factory=dict)
     submissions: Mapping[str, Submission | Rejected] = field(default_factory=dict)
     watches: Mapping[int, Watch] = field(default_factory=dict)
     cancelled_s: Mapping[int, float] = field(default_factory=dict)

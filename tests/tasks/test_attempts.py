@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -32,7 +31,7 @@ from storage.records import (
 from tasks.attempts import advance
 from tasks.attending import poll_s
 from tasks.context import Unit
-from tasks.exclusions import exclusions
+from tasks.exclusions import Exclusion
 from tasks.situation import (
     Allocate,
     CancelJob,
@@ -286,7 +285,10 @@ def test_too_few_nodes_end_the_stage_with_the_numbers_and_a_remedy() -> None:
     seen = situation(
         started(end=end(Action.RETRY_ELSEWHERE, Kind.HARDWARE, exclude_nodes=("n2",))),
         nodes=nodes("n1", "n2"),
-        excluded={"n2": "hardware in train attempt 1", "gone": "cluster.exclude"},
+        excluded={
+            "n2": Exclusion(reason="hardware in train attempt 1", failed=True),
+            "gone": Exclusion(reason="cluster.exclude"),
+        },
     )
     step = only(advance(ORDER, seen))
     assert isinstance(step, GiveUp)
@@ -299,7 +301,7 @@ def test_too_few_nodes_end_the_stage_with_the_numbers_and_a_remedy() -> None:
 def test_named_nodes_get_no_exclusions_and_a_blamed_one_fails_the_unit() -> None:
     unit = replace(UNIT, nodes=1, node_list=("n3",))
     order = replace(ORDER, units=(unit,))
-    seen = situation(nodes=nodes("n3"), excluded={"n3": "unfit by validation"})
+    seen = situation(nodes=nodes("n3"), excluded={"n3": Exclusion(reason="unfit by validation")})
     step = only(advance(order, seen))
     assert isinstance(step, Allocate)
     assert step.excluded == ()
@@ -355,15 +357,3 @@ def test_time_that_was_not_watched_is_no_silence() -> None:
     assert watch.after(99.0, before=attempt, attempt=attempt, observation=None) == watch
     alive = replace(attempt, heartbeats=(replace(BEAT, sequence=4),))
     assert watch.after(5.0, before=attempt, attempt=alive, observation=absent).silent_s == 0.0
-
-
-def test_a_validation_is_a_newer_word_than_an_earlier_blame() -> None:
-    blamed = started(end=end(Action.RETRY_ELSEWHERE, Kind.HARDWARE, exclude_nodes=("n2",)))
-
-    def found(validated_at: datetime | None) -> Mapping[str, str]:
-        return exclusions(by_spec=["n9"], unfit=["n4"], closed=[blamed], validated_at=validated_at)
-
-    fixed = {"n9": "cluster.exclude", "n4": "unfit by validation"}
-    assert found(None) == {**fixed, "n2": "hardware in train attempt 1"}
-    assert found(NOW - timedelta(hours=1)) == {**fixed, "n2": "hardware in train attempt 1"}
-    assert found(NOW) == fixed

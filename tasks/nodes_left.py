@@ -1,0 +1,83 @@
+"""Which nodes a unit's next job avoids, and when too few or too many are out for another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tasks.attending import history_of
+from tasks.context import Unit
+from tasks.exclusions import Exclusion
+from tasks.situation import Order, Situation
+
+_NODES_TOLD = 12
+
+
+def to_avoid(order: Order, seen: Situation, unit: Unit) -> tuple[str, ...]:
+    """The nodes that the unit's next job excludes.
+
+    Those that are only suspected are among them as long as there are others. Slurm refuses a job
+    that both names and excludes a node, so those who name get no exclusions.
+    """
+    if unit.node_list:
+        return ()
+    left = _known(seen) - seen.excluded.keys()
+    if order.replaces_nodes or len(left) >= unit.nodes:
+        return tuple(sorted(seen.excluded))
+    return tuple(sorted(name for name, one in seen.excluded.items() if one.proven))
+
+
+def lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
+    """Why no job of the unit can be made with the nodes that are left, and what to do about it."""
+    if unit.node_list:
+        return _lack_of_named_nodes(order, seen, unit)
+    if order.replaces_nodes:
+        return None
+    known = _known(seen)
+    out = {name: one for name, one in seen.excluded.items() if one.proven and name in known}
+    num_left = len(known) - len(out)
+    if num_left < unit.nodes:
+        gone = f" ({_told(out)})" if out else ""
+        return (
+            f"{unit.name} needs {unit.nodes} nodes and {num_left} of {len(known)} are left{gone}; "
+            "repair the excluded nodes and validate them again (--force validate), or lower "
+            f"cluster.nodes to {num_left}"
+        )
+    failed = {name: one for name, one in out.items() if one.failed}
+    allowed = order.retry.max_excluded_ratio
+    if len(failed) > allowed * len(known):
+        return (
+            f"{len(failed)} of {len(known)} nodes are excluded because attempts failed on them "
+            f"({_told(failed)}), and retry.max_excluded_ratio allows {allowed:g} of them; so many "
+            "seldom fail by themselves: look at what they share (network, storage, driver) and at "
+            "the code, then validate them again (--force validate), or raise "
+            "retry.max_excluded_ratio"
+        )
+    return None
+
+
+def _known(seen: Situation) -> set[str]:
+    assert seen.nodes is not None
+    return {node.name for node in seen.nodes}
+
+
+def _told(out: Mapping[str, Exclusion]) -> str:
+    names = sorted(out)
+    told = [f"{name}: {out[name]}" for name in names[:_NODES_TOLD]]
+    more = len(names) - _NODES_TOLD
+    return "; ".join([*told, f"and {more} more"] if more > 0 else told)
+
+
+def _lack_of_named_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
+    unfit = sorted(_blamed(order, seen, unit) & set(unit.node_list))
+    if not unfit:
+        return None
+    return f"{unit.name} must run on {', '.join(unit.node_list)}, and {', '.join(unfit)} failed it"
+
+
+def _blamed(order: Order, seen: Situation, unit: Unit) -> set[str]:
+    ends: Iterable[tuple[str, ...]] = (
+        one.end.decision.exclude_nodes
+        for one in history_of(seen, unit, order.fingerprint)
+        if one.end is not None and one.number not in order.past
+    )
+    return {name for nodes in ends for name in nodes}
