@@ -27,6 +27,13 @@ NO_ANSWER = re.compile(
 )
 """Slurm's words where nobody knows whether a request arrived."""
 
+_PASSING = re.compile(
+    r"unable to contact slurm controller|socket timed out|communication connection failure|"
+    r"transport endpoint|zero bytes",
+    re.IGNORECASE,
+)
+"""Of these, the words that a busy or restarting controller leaves behind."""
+
 _ONCE = frozenset({"sbatch"})
 
 
@@ -59,4 +66,4 @@ class PatientCommands:
 
 
 def _is_silence(result: CommandResult) -> bool:
-    return result.returncode != 0 and NO_ANSWER.search(result.stderr) is not None
+    return result.returncode != 0 and _PASSING.search(result.stderr) is not None
