@@ -32,6 +32,8 @@ def validate(context: RunContext, spec: ValidateSpec) -> StageRecord:
     chosen = candidates(context, spec, nodes)
 
     def body(fingerprint: str) -> Gate:
+        ours = _taken(context, nodes, fingerprint)
+
         def carry(units: Sequence[Unit]) -> Mapping[str, UnitResult]:
             return carry_out(
                 context,
@@ -42,7 +44,7 @@ def validate(context: RunContext, spec: ValidateSpec) -> StageRecord:
                 max_age_h=spec.expires_h,
             )
 
-        found, reason = _examine(context, spec, chosen, carry)
+        found, reason = _examine(context, spec, candidates(context, spec, ours), carry)
         for node, why in sorted(found.unfit.items()):
             context.eyes.say(f"{node} is unfit: {why}")
         return Gate(
@@ -84,6 +86,23 @@ def candidates(context: RunContext, spec: ValidateSpec, nodes: Sequence[NodeStat
         last_healthy=frozenset(verdicts[-1].outputs["healthy"] if verdicts else ()),
         needed=_needed(context, spec),
     )
+
+
+def _taken(
+    context: RunContext, nodes: Sequence[NodeState], fingerprint: str
+) -> tuple[NodeState, ...]:
+    """The nodes, where those that this very validation has probes of count as idle.
+
+    It may be carried on by another engine than began it, and the jobs that keep a node busy, or a
+    probe under which it died, are its own.
+    """
+    probed: set[str] = set()
+    number = 1
+    while (intent := context.ledger.intent(Stage.VALIDATE, number)) is not None:
+        if intent.fingerprint == fingerprint:
+            probed.update(intent.node_list)
+        number += 1
+    return tuple(replace(node, idle=True) if node.name in probed else node for node in nodes)
 
 
 def units(chosen: Candidates, spec: ValidateSpec) -> tuple[Unit, ...]:

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from flows.cli import demo, dev, inspect, plan, run, schedule, serve, store, tick
+from flows.cli import cancel, demo, dev, inspect, plan, run, schedule, serve, store, tick, why
 from storage.errors import HeadraceError, SpecError
 
 app = typer.Typer(
@@ -22,9 +22,11 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("tick")(tick.tick)
+app.command("cancel")(cancel.cancel)
 app.command("spec")(run.spec)
 app.command("schedule")(schedule.schedule)
 app.command("status")(inspect.status)
+app.command("why")(why.why)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("down")(demo.down)
