@@ -1,4 +1,6 @@
 import math
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -7,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slurm.peers import Peers
+from slurm.rank import watched
 from storage.job import JobContext, JobDescription, RankIdentity
 from storage.records import ExitCode, Stage
 from tests.trainer.distributed import start_ranks
@@ -60,8 +64,44 @@ def test_a_rank_without_steps_leaves_and_says_who_is_stuck(
     assert attempt is not None
     assert attempt.exit is not None
     assert (attempt.exit.code, attempt.exit.rank, attempt.exit.node) == (ExitCode.HANG, rank, node)
+    assert attempt.exit.blamed_nodes == ((node,) if node else ())
     assert "no step since step 2" in attempt.exit.error
     assert "in hang" in (bench.folder / "rank.1.log").read_text()
+
+
+def stop(identity: RankIdentity, job: JobDescription) -> None:
+    """Rank 1 is stopped as a whole, its watchdog with it; rank 0 waits for it."""
+    context, collectives = JobContext(job, identity), CollectiveClock()
+    with (
+        watched(context),
+        context,
+        Watchdog(context, spec=SPEC, collectives=collectives) as watchdog,
+    ):
+        assert isinstance(context.peers, Peers)
+        while not context.peers.neighbours:
+            time.sleep(0.05)
+        watchdog.stepped(1)
+        watchdog.stepped(2)
+        if identity.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        collectives.is_waiting = True
+        time.sleep(60)
+
+
+@pytest.mark.s3
+@pytest.mark.distributed
+def test_a_stopped_rank_is_named_by_those_that_wait_for_it(bench: Bench) -> None:
+    waiting, stopped = start_ranks(stop, 2, bench.job(), nodes=2)
+    try:
+        assert waiting.exit_code() == ExitCode.HANG
+    finally:
+        waiting.kill()
+        stopped.kill()
+    attempt = bench.ledger().attempt(Stage.TRAIN, 1)
+    assert attempt is not None
+    assert attempt.exit is not None
+    assert (attempt.exit.code, attempt.exit.blamed_nodes) == (ExitCode.HANG, ("n2",))
+    assert "rank 1 on n2 answers nothing" in attempt.exit.error
 
 
 def pause(identity: RankIdentity, job: JobDescription) -> str:

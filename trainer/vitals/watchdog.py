@@ -2,7 +2,8 @@
 
 Every rank watches its own steps. When none comes for k times the median, a rank that is stuck on
 its own writes the exit record at once and names itself. A rank that stands in a collective is more
-likely a victim: it gives the culprit time to speak, and then names nobody.
+likely a victim: it names a neighbour whose process answers nothing, for a stopped one cannot speak
+for itself; else it gives the culprit time to speak, and then names nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from storage.errors import HeadraceError
-from storage.job import JobContext
+from storage.job import JobContext, Peer
 from storage.records import Exit, ExitCode, new_nonce
 from trainer.parallel.clock import CollectiveClock
 from trainer.spec import WatchdogSpec
@@ -27,6 +28,8 @@ from trainer.spec import WatchdogSpec
 MEMORY_STEPS = 128
 VICTIM_PATIENCE = 1.5
 RECORD_DEADLINE_S = 60.0
+UNANSWERED_S = 1.5
+"""Several times the interval at which neighbours answer each other."""
 
 
 def hang_limit_s(step_s: Sequence[float], *, spec: WatchdogSpec) -> float:
@@ -83,18 +86,32 @@ class Watchdog:
                 continue
             silent_s = time.monotonic() - last
             limit_s = hang_limit_s(tuple(self._step_s), spec=self._spec)
+            if silent_s <= limit_s:
+                continue
             is_victim = self._collectives.is_waiting
-            if silent_s > limit_s * (VICTIM_PATIENCE if is_victim else 1.0):
-                self._give_up(silent_s=silent_s, limit_s=limit_s, is_victim=is_victim)
+            # Whoever holds the others up stopped answering about when their steps ended.
+            deaf = self._deaf(for_s=max(UNANSWERED_S, silent_s / 2)) if is_victim else ()
+            if not is_victim or deaf or silent_s > limit_s * VICTIM_PATIENCE:
+                self._give_up(silent_s=silent_s, limit_s=limit_s, is_victim=is_victim, deaf=deaf)
 
-    def _give_up(self, *, silent_s: float, limit_s: float, is_victim: bool) -> None:
+    def _deaf(self, *, for_s: float) -> tuple[Peer, ...]:
+        peers = self._context.peers
+        return () if peers is None else peers.unanswering(for_s=for_s)
+
+    def _give_up(
+        self, *, silent_s: float, limit_s: float, is_victim: bool, deaf: Sequence[Peer]
+    ) -> None:
         identity = self._context.identity
         place = f"rank {identity.rank} on {identity.node}"
-        what = (
-            "waits in a collective for its peers, none of which has said that it is stuck"
-            if is_victim
-            else "is stuck outside any collective; its stacks are in its log"
-        )
+        blamed = tuple(sorted({peer.node for peer in deaf}))
+        if deaf:
+            named = ", ".join(str(peer) for peer in deaf)
+            what = f"waits in a collective, and {named} answers nothing: stopped, or in a long call"
+        elif is_victim:
+            what = "waits in a collective for its peers, none of which has said that it is stuck"
+        else:
+            what = "is stuck outside any collective; its stacks are in its log"
+            blamed = (identity.node,)
         error = (
             f"{place} {what}: no step since step {self._step}, {silent_s:.0f} s ago, and "
             f"train.watchdog allows {limit_s:.0f} s"
@@ -110,6 +127,7 @@ class Watchdog:
             rank=None if is_victim else identity.rank,
             node="" if is_victim else identity.node,
             error=error,
+            blamed_nodes=blamed,
             nonce=new_nonce(),
             at=datetime.now(UTC),
         )
