@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -14,9 +16,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from flows.names import attempt_title, end_text, is_stopped, is_success, progress_text, short_list
 from flows.watchers import AllEyes
 from storage.records import Attempt, Stage, StageRecord
-from tasks.report import is_passed, summary
+from tasks.last_word import is_passed
+from tasks.report import summary
 
 BARS_SHOWN = 8
+PRINT_EVERY_S = 30.0
 
 _Key = tuple[Stage, int]
 
@@ -38,6 +42,7 @@ class ConsoleEyes:
         )
         self._bars: dict[_Key, TaskID] = {}
         self._states: dict[_Key, str] = {}
+        self._printed_at_s: dict[_Key, float] = {}
         self._started_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -88,7 +93,10 @@ class ConsoleEyes:
         self, attempt: Attempt, *, step: int, numbers: Mapping[str, float]
     ) -> None:
         total = self._total_steps.get(attempt.intent.stage)
-        self._tell(attempt, progress_text(step, numbers, total=total), completed=step)
+        text = progress_text(step, numbers, total=total)
+        self._tell(attempt, text, completed=step)
+        if not self._console.is_terminal:
+            self._print_progress(attempt, text)
 
     def attempt_log(self, attempt: Attempt, lines: Sequence[str]) -> None:
         """A terminal has no room for them; the eyes of Prefect and the run's folder have."""
@@ -109,6 +117,15 @@ class ConsoleEyes:
     def say(self, message: str) -> None:
         self._print(escape(message))
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The terminal is somebody else's during the block, as for a question."""
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
+
     def cancel_requested(self) -> bool:
         return False
 
@@ -119,6 +136,13 @@ class ConsoleEyes:
         bar = self._bars.get(_key(attempt))
         if bar is not None:
             self._progress.update(bar, told=escape(told), completed=completed)
+
+    def _print_progress(self, attempt: Attempt, text: str) -> None:
+        """A line now and then: a file has no bar that moves."""
+        now_s = time.monotonic()
+        if now_s - self._printed_at_s.get(_key(attempt), -math.inf) >= PRINT_EVERY_S:
+            self._printed_at_s[_key(attempt)] = now_s
+            self._print(f"  {escape(attempt_title(attempt))}: {escape(text)}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from storage.records import Action, Attempt, Kind, Why
+from tasks.durations import spell_duration
 
 _NODES_SHOWN = 4
 
@@ -57,16 +58,9 @@ def progress_text(step: int, numbers: Mapping[str, float], *, total: int | None)
     parts = [f"step {step}" if total is None else f"step {step} of {total}"]
     for name, value in numbers.items():
         if name == "eta_s":
-            parts.append(f"{_duration(value)} to go")
+            parts.append(f"{spell_duration(value)} to go")
             continue
         label = name.replace("_per_s", "/s").replace("_", " ")
         shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
         parts.append(f"{shown} {label}" if label.endswith("/s") else f"{label} {shown}")
     return " · ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"

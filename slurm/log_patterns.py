@@ -72,6 +72,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"disk quota exceeded",
         r"read-only file system",
         r"cannot send after transport endpoint shutdown",
+        r"\bStoreError\b",
         r"an error occurred \((5\d\d|SlowDown|InternalError|ServiceUnavailable|RequestTimeout)\)",
         r"\b(EndpointConnectionError|ConnectTimeoutError|ReadTimeoutError|HTTPConnectionPool|"
         r"HTTPSConnectionPool|could not connect to the endpoint)\b",

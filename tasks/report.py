@@ -7,16 +7,17 @@ can read the bucket, whether an engine lives or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from storage.checkpoints.commits import commit_places, counting_commits, read_commit
 from storage.checkpoints.lineage import trace
 from storage.ledger import Ledger
-from storage.records import Action, Attempt, Commit, Kind, RunRecord, Stage, StageRecord
+from storage.records import Action, Attempt, Commit, Kind, Refusal, RunRecord, Stage, StageRecord
 from tasks.curves import Point, read_metrics, resumes, stitch
 from tasks.documents import Block, Heading, Paragraph, Picture, Table, to_html, to_markdown
+from tasks.last_word import Standing, is_passed, last_word
 from tasks.plots import Measured, loss_plot, scaling_plot
 
 FILE = "report.md"
@@ -34,6 +35,7 @@ class RunView:
     points: tuple[Point, ...]
     commits: tuple[Commit, ...]
     counting: frozenset[tuple[int, int]]
+    refusals: Mapping[Stage, Refusal] = field(default_factory=dict)
 
     @property
     def min_efficiency(self) -> float:
@@ -59,6 +61,7 @@ def gather(ledger: Ledger) -> RunView:
         points=stitch(metrics, trace(attempts[Stage.TRAIN])),
         commits=tuple(commit for commit in commits if commit is not None),
         counting=frozenset((one.step, one.attempt) for one in counting_commits(ledger)),
+        refusals={stage: found for stage in Stage if (found := ledger.refusal(stage)) is not None},
     )
 
 
@@ -75,11 +78,6 @@ def publish(ledger: Ledger, folder: Path) -> str:
         temporary.write_text(text)
         temporary.replace(folder / name)
     return markdown
-
-
-def is_passed(record: StageRecord) -> bool:
-    """Whether the stage let the run go on; a gate that refused leaves a record, too."""
-    return bool(record.outputs.get("passed", True))
 
 
 def summary(record: StageRecord) -> str:
@@ -126,18 +124,10 @@ def overview(view: RunView) -> Table:
     rows = []
     for stage in Stage:
         record, attempts = view.stages.get(stage), view.attempts.get(stage, ())
-        if record is not None:
-            found = summary(record)
-        elif attempts:
-            last = attempts[-1]
-            found = last.end.decision.reason if last.end is not None else "under way"
-        else:
-            found = "not begun"
-        if record is None:
-            state = "open" if attempts else "–"
-        else:
-            state = "finished" if is_passed(record) else "refused"
-        rows.append((stage.value, state, found, str(len(attempts))))
+        word = last_word(attempts, record=record, refusal=view.refusals.get(stage))
+        is_told = record is not None and word.standing in (Standing.FINISHED, Standing.REFUSED)
+        found = summary(record) if record is not None and is_told else word.reason
+        rows.append((stage.value, word.standing.value, found, str(len(attempts))))
     return Table(columns=("stage", "state", "result", "attempts"), rows=tuple(rows))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.records import Commit, FileRecord, Stage
+from storage.records import Commit, FileRecord, Refusal, Stage
 from tasks.curves import Point
 from tasks.documents import Picture, Table, to_markdown
 from tasks.plots import Measured, loss_plot, scaling_plot
@@ -79,10 +79,30 @@ def table_after(markdown: str, heading: str) -> list[str]:
     return rows[2:]
 
 
+def test_a_stage_that_found_nowhere_to_go_says_that_and_not_what_it_meant_to_try() -> None:
+    reason = "train needs 2 nodes and 1 of 3 are left"
+    refusal = Refusal(
+        stage=Stage.TRAIN,
+        unit="train",
+        reason=reason,
+        after=1,
+        by="e",
+        at=datetime(2026, 1, 2, tzinfo=UTC),
+    )
+    tried = {Stage.TRAIN: (attempt(1, end=dead_node()),)}
+    seen = view(attempts=tried, refusals={Stage.TRAIN: refusal})
+    rows = table_after(to_markdown(compose(seen)), "Attempts")
+    assert "retry elsewhere" in rows[0]
+    assert f"| train | gave up | {reason} | 1 |" in to_markdown(compose(seen))
+    went_on = {Stage.TRAIN: (*tried[Stage.TRAIN], attempt(2))}
+    later = to_markdown(compose(view(attempts=went_on, refusals={Stage.TRAIN: refusal})))
+    assert "| train | under way | attempt 2 has no end yet | 2 |" in later
+
+
 def test_a_run_that_has_not_begun_has_a_report() -> None:
     blocks = compose(view())
     (table,) = [block for block in blocks if isinstance(block, Table)]
-    assert [row[:2] for row in table.rows] == [(stage.value, "–") for stage in Stage]
+    assert [row[:2] for row in table.rows] == [(stage.value, "not begun") for stage in Stage]
 
 
 def test_each_node_is_shown_with_its_verdict_figures_and_findings() -> None:
