@@ -43,7 +43,7 @@ class StepRecord:
 class JobObservation:
     """What the cluster says of one token now. States, codes and memory are its own words.
 
-    `accounting_silence` is what accounting said in place of an answer, where one was asked for.
+    `accounting_silence` is what accounting said last in place of an answer, if the job has left.
     """
 
     token: str

@@ -68,7 +68,7 @@ class SlurmCluster:
         self._spec = spec
         system = commands or SystemCommands(slurm_conf=spec.slurm_conf)
         self._commands = commands or PatientCommands(system)
-        # The watch spaces its own questions. Commands that are handed in may speak of another Slurm.
+        # The watch spaces its own questions. Commands handed in may speak of another Slurm.
         folder = shared_folder(spec.slurm_conf) if commands is None else None
         self._watch = Watch(system, folder=folder)
 

@@ -189,7 +189,7 @@ class Watch:
         if queued is not None and _is_alive(queued):
             return queued
         trace = self._traces[token]
-        silence = "" if trace.is_settled else self._silence
+        silence = self._silence
         if trace.end is not None:
             reason = trace.end.reason if queued is None else queued.reason
             return replace(trace.end, reason=reason, accounting_silence=silence)

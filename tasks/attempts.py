@@ -9,7 +9,8 @@ An attempt goes through these questions, in this order:
 1. Did somebody ask for the end? The start is voided or the job cancelled, and the attempt closed.
 2. Was it refused by sbatch, or voided? It is closed, and the next one follows.
 3. Has it no start? Its creator submits it, once. Where no job can be found for some time, or the
-   job has ended, the start is claimed as void: whoever wins that claim, the doubt is over.
+   job has ended, or waits for what no waiting mends, the start is claimed as void: whoever wins
+   that claim, the doubt is over.
 4. Is it over: exit record, job ended, or gone from the queue with a still heartbeat? A job that
    Slurm still calls running is cancelled; then the evidence is judged and the attempt closed.
 """

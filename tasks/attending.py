@@ -7,6 +7,7 @@ from functools import cached_property
 
 from slurm.cluster import JobObservation, JobState
 from slurm.diagnose import THE_LOOP, diagnose, is_settled, refusal
+from slurm.pending import Outlook, PendingReason, explain
 from slurm.policy import decide
 from storage.records import Action, Attempt, Decision, Diagnosis, ExitCode, Kind
 from tasks.context import Unit
@@ -113,6 +114,15 @@ class _Case:
         return self.seen.watches.get(self.attempt.number, Watch())
 
     @property
+    def _hopeless(self) -> PendingReason | None:
+        """For what the job waits in vain, where it does."""
+        seen = self._observation
+        if seen is None or seen.state is not JobState.PENDING:
+            return None
+        reason = explain(seen.reason, one_partition=self.order.one_partition)
+        return reason if reason.outlook is Outlook.GIVE_UP else None
+
+    @property
     def _cancelled_s(self) -> float | None:
         return self.seen.cancelled_s.get(self.attempt.number)
 
@@ -162,6 +172,9 @@ class _Case:
     def _doubt(self) -> Busy:
         """No start stands. That a job does not exist cannot be proven, only made not to matter."""
         observation = self._observation
+        is_in_vain = self._watch.pending_s >= self.order.patience.hopeless_s
+        if self._hopeless is not None and is_in_vain:
+            return self._do(Void(attempt=self.attempt))
         if observation is None or self._is_alive:
             return self._wait(self._next_look_s)
         is_absent = observation.state is JobState.ABSENT
@@ -173,15 +186,16 @@ class _Case:
         """Nobody can pass the start: a job that still queues is cancelled, not waited for."""
         if self._observation is not None and self._observation.state is JobState.ENDED:
             return self._judge()
-        token = self.attempt.intent.token
-        diagnosis = Diagnosis(
-            kind=Kind.LOST,
-            evidence=(f"no job of token {token} has started, and none can any more",),
-        )
-        closing = self._close(diagnosis)
+        token, hopeless = self.attempt.intent.token, self._hopeless
+        kind = Kind.LOST if hopeless is None else Kind.CODE
+        words = f"no job of token {token} has started, and none can any more"
+        if hopeless is not None:
+            words = f"job {self._job_id} would wait for ever: {hopeless}"
+        closing = self._close(Diagnosis(kind=kind, evidence=(words,)))
         if not self._is_alive or self._job_id is None:
             return closing
-        return self._do(self._cancel(THE_LOOP, "the attempt's start is void"), *closing.steps)
+        why = "the attempt's start is void" if hopeless is None else f"it waits in vain: {hopeless}"
+        return self._do(self._cancel(THE_LOOP, why), *closing.steps)
 
     def _over(self) -> Busy:
         """Its last word is said. Slurm gets a moment to notice, then the job is cancelled."""
@@ -190,7 +204,9 @@ class _Case:
             return self._judge()
         if last is None:
             return self._do(self._cancel(THE_LOOP, f"no heartbeat for {watch.silent_s:.0f} s"))
-        if watch.over_s < self.order.patience.linger_s:
+        # Who blames a node knows more than Slurm, which would ask that node for minutes.
+        knows_better = last.code == ExitCode.PEER_LOST and bool(last.blamed_nodes)
+        if watch.over_s < self.order.patience.linger_s and not knows_better:
             return self._wait(SHORTEST_POLL_S)
         return self._do(
             self._cancel(THE_LOOP, f"it has left with code {last.code}, and its job goes on")

@@ -46,3 +46,10 @@ class LogFollower:
             return tuple(lines)
         note = f"… more than can be shown here: {path} has all of it"
         return (note, *lines[dropped:])
+
+    def last_lines(self) -> tuple[str, ...]:
+        """As `new_lines`, and what the rank has left behind without an end of line."""
+        lines = self.new_lines()
+        rank, words = split_label(self._partial.decode(errors="replace").rstrip("\r"))
+        self._partial = b""
+        return (*lines, words) if words and rank == self._rank else lines

@@ -119,6 +119,7 @@ class _Runner:
             who=engine.user,
             retry=context.retry,
             replaces_nodes=context.cluster.replaces_nodes,
+            one_partition=isinstance(context.cluster_spec.partition, str),
             tolerate=tolerate,
             max_age_s=max_age_s,
             patience=engine.patience,

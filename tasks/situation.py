@@ -34,6 +34,8 @@ class Patience:
     """Evidence that is still incomplete: then it is judged as it is."""
     cancel_s: float = 30.0
     """A cancelled job that still runs: it is cancelled again, then left to the fence."""
+    hopeless_s: float = 30.0
+    """A job that waits for what no waiting mends, at every look: then the attempt is given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Order:
     retry: RetrySpec
     past: frozenset[int] = frozenset()
     replaces_nodes: bool = False
+    one_partition: bool = False
     tolerate: bool = False
     max_age_s: float | None = None
     patience: Patience = field(default_factory=Patience)
@@ -78,11 +81,16 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """How long an engine has watched an open attempt without news, in seconds."""
+    """How long an engine has watched an open attempt without news, in seconds.
+
+    `pending_s` is how long its job has been waiting for one and the same `pending_reason`.
+    """
 
     traceless_s: float = 0.0
     silent_s: float = 0.0
     over_s: float = 0.0
+    pending_reason: str = ""
+    pending_s: float = 0.0
 
     def after(
         self,
@@ -98,10 +106,14 @@ class Watch:
         is_traceless = observation.state is JobState.ABSENT
         is_silent = before is not None and _signs_of_life(before) == _signs_of_life(attempt)
         is_over = attempt.exit is not None or observation.state is JobState.ENDED
+        reason = observation.reason if observation.state is JobState.PENDING else ""
+        still_waits = bool(reason) and reason == self.pending_reason
         return Watch(
             traceless_s=self.traceless_s + elapsed_s if is_traceless else 0.0,
             silent_s=self.silent_s + elapsed_s if is_silent else 0.0,
             over_s=self.over_s + elapsed_s if is_over else 0.0,
+            pending_reason=reason,
+            pending_s=self.pending_s + elapsed_s if still_waits else 0.0,
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from slurm.cluster import JobObservation
+from slurm.cluster import JobObservation, JobState
+from slurm.pending import Outlook, PendingReason, explain
 from storage.records import Attempt, Heartbeat
 from tasks.eyes import Eyes
 from tasks.rank_log import LogFollower
@@ -20,6 +21,8 @@ class Teller:
         self._logs: dict[int, LogFollower | None] = {}
         self._states: dict[int, tuple[str, str]] = {}
         self._steps: dict[int, int] = {}
+        self._reasons: set[tuple[int, str]] = set()
+        self._accounting_is_silent = False
 
     def tell(self, attempt: Attempt, observation: JobObservation | None) -> None:
         number = attempt.number
@@ -33,7 +36,10 @@ class Teller:
             self._tell_state(attempt, observation)
         self._tell_progress(attempt)
         log = self._logs[number] = self._logs[number] or self._log_of(attempt)
-        if log is not None and (lines := log.new_lines()):
+        if log is None:
+            return
+        lines = log.new_lines() if attempt.is_open else log.last_lines()
+        if lines:
             self._eyes.attempt_log(attempt, lines)
 
     def tell_end(self, attempt: Attempt) -> None:
@@ -49,13 +55,39 @@ class Teller:
         return LogFollower(self._folder(attempt), node=attempt.start.nodes[0], rank=0)
 
     def _tell_state(self, attempt: Attempt, observation: JobObservation) -> None:
+        reason = observation.reason
+        if observation.state is JobState.PENDING and reason:
+            explained = explain(reason)
+            self._tell_reason(attempt, explained)
+            reason = str(explained)
+        self._tell_silence(observation)
         where = f"on {', '.join(observation.nodes)}" if observation.nodes else ""
         job = f"job {observation.job_id}" if observation.job_id is not None else ""
-        words = (job, observation.raw_state, observation.reason, where)
+        words = (job, observation.raw_state, reason, where)
         state = (observation.state.value, " ".join(word for word in words if word))
         if self._states.get(attempt.number) != state:
             self._states[attempt.number] = state
             self._eyes.attempt_state(attempt, state=state[0], detail=state[1])
+
+    def _tell_reason(self, attempt: Attempt, reason: PendingReason) -> None:
+        """What may need a person is said aloud, once for each reason."""
+        told = (attempt.number, reason.name)
+        if reason.outlook is not Outlook.WAIT and told not in self._reasons:
+            self._reasons.add(told)
+            self._eyes.say(f"attempt {attempt.number} waits: {reason}")
+
+    def _tell_silence(self, observation: JobObservation) -> None:
+        """That accounting is away, and that it is back. It is asked only about ended jobs."""
+        silence = observation.accounting_silence
+        if silence and not self._accounting_is_silent:
+            self._accounting_is_silent = True
+            self._eyes.say(
+                "Slurm's accounting does not answer, so ends are told by the jobs and the "
+                f"controller: {silence}"
+            )
+        elif not silence and self._accounting_is_silent and observation.state is JobState.ENDED:
+            self._accounting_is_silent = False
+            self._eyes.say("Slurm's accounting answers again")
 
     def _tell_progress(self, attempt: Attempt) -> None:
         beats = [(beat.step, beat) for beat in attempt.heartbeats if beat.step is not None]

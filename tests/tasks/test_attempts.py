@@ -189,6 +189,70 @@ def test_a_voided_attempt_is_closed_as_lost_and_its_queued_job_cancelled() -> No
     assert isinstance(closing, Close)
 
 
+IN_VAIN = "PartitionTimeLimit"
+
+
+@pytest.mark.parametrize(
+    ("reason", "pending_s", "one_partition", "expected"),
+    [
+        (IN_VAIN, 31.0, True, Void),
+        (IN_VAIN, 29.0, True, Wait),
+        (IN_VAIN, 1e9, False, Wait),
+        ("BadConstraints", 31.0, False, Void),
+        ("ReqNodeNotAvail, UnavailableNodes:n2", 1e9, True, Wait),
+        ("Priority", 1e9, True, Wait),
+        ("SomethingNew", 1e9, True, Wait),
+    ],
+)
+def test_a_job_that_waits_in_vain_loses_its_start_before_anything_else_is_done(
+    reason: str, pending_s: float, one_partition: bool, expected: type
+) -> None:
+    seen = situation(
+        Attempt(intent=intent(), submitted=Submitted(job_id="1", nonce="s", at=NOW)),
+        observations=job(JobState.PENDING, reason=reason),
+        watches={1: Watch(pending_s=pending_s)},
+    )
+    order = replace(ORDER, one_partition=one_partition)
+    assert isinstance(only(advance(order, seen)), expected)
+
+
+def test_a_job_that_waits_in_vain_is_cancelled_and_the_spec_is_to_blame() -> None:
+    attempt = Attempt(intent=intent(), start=VOID)
+    seen = situation(attempt, observations=job(JobState.PENDING, reason="BadConstraints"))
+    cancel, closing = advance(ORDER, seen)
+    assert isinstance(cancel, CancelJob)
+    assert (cancel.job_id, cancel.who) == ("1", "headrace")
+    assert isinstance(closing, Close)
+    assert (closing.diagnosis.kind, closing.decision.action) == (Kind.CODE, Action.GIVE_UP)
+    for words in (cancel.why, closing.diagnosis.evidence[0]):
+        assert "BadConstraints: no nodes of this cluster are what it asks for" in words
+
+
+def test_a_job_that_starts_after_all_is_not_held_to_have_waited_in_vain() -> None:
+    running = situation(
+        started(),
+        observations=job(JobState.RUNNING, reason="BadConstraints"),
+        watches={1: Watch(pending_reason="BadConstraints", pending_s=1e9)},
+    )
+    assert isinstance(only(advance(ORDER, running)), Wait)
+
+
+def test_only_one_and_the_same_reason_seen_again_and_again_counts_as_waiting_for_it() -> None:
+    attempt = Attempt(intent=intent())
+
+    def look(watch: Watch, state: JobState, reason: str) -> Watch:
+        seen = job(state, reason=reason)[attempt.intent.token]
+        return watch.after(20.0, before=attempt, attempt=attempt, observation=seen)
+
+    watch = look(Watch(), JobState.PENDING, IN_VAIN)
+    assert watch.pending_s == 0.0, "time before the first look says nothing"
+    watch = look(watch, JobState.PENDING, IN_VAIN)
+    assert watch.pending_s == 20.0
+    assert look(watch, JobState.PENDING, "Priority").pending_s == 0.0
+    assert look(watch, JobState.RUNNING, IN_VAIN).pending_s == 0.0
+    assert look(watch, JobState.PENDING, IN_VAIN).pending_s == 40.0
+
+
 def test_a_job_of_the_same_token_and_another_id_is_not_the_attempts_own() -> None:
     attempt = started(heartbeats=(BEAT,))
     other = job(JobState.RUNNING, job_id="99")
@@ -230,6 +294,16 @@ def test_an_exit_record_ends_an_attempt_that_slurm_still_calls_running() -> None
     assert cancel.who == "headrace"
     cancelled = replace(late, cancelled_s={1: 0.1})
     assert isinstance(only(advance(ORDER, cancelled)), Gather)
+
+
+def test_a_job_that_blames_a_node_is_not_waited_for() -> None:
+    gone = replace(left(ExitCode.PEER_LOST), blamed_nodes=("n2",))
+    running = job(JobState.RUNNING)
+    cancel = only(advance(ORDER, situation(started(exit=gone), observations=running)))
+    assert isinstance(cancel, CancelJob)
+    for other in (left(ExitCode.PEER_LOST), replace(gone, code=ExitCode.CRASHED)):
+        step = only(advance(ORDER, situation(started(exit=other), observations=running)))
+        assert isinstance(step, Wait)
 
 
 def test_a_done_job_is_believed_while_the_cluster_does_not_answer() -> None:

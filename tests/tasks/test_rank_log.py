@@ -42,3 +42,14 @@ def test_of_a_flood_the_last_lines_are_told_and_that_there_were_more(tmp_path: P
 def test_a_log_by_the_nodes_short_name_is_followed(tmp_path: Path) -> None:
     append(tmp_path, "0: here\n")
     assert LogFollower(tmp_path, node="n1.cluster.example", rank=0).new_lines() == ("here",)
+
+
+def test_what_a_rank_left_without_an_end_of_line_is_told_at_the_end(tmp_path: Path) -> None:
+    follower = follow(tmp_path)
+    append(tmp_path, "0: one\n0: its last wo")
+    assert follower.new_lines() == ("one",)
+    append(tmp_path, "rds")
+    assert follower.last_lines() == ("its last words",)
+    assert follower.last_lines() == ()
+    append(tmp_path, "\n1: another's")
+    assert follower.last_lines() == ()

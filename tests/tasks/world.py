@@ -112,6 +112,7 @@ class JobPlan:
     queue_s: float = 1.0
     run_s: float = 2.0
     fate: Fate = Fate.DONE
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,9 @@ class World:
             name=f"engine {index}",
             clock=WorldClock(self, skew_s=7.0 * index),
             nonce=self.nonce,
-            patience=Patience(doubt_s=4.0, linger_s=2.0, settle_s=2.0, cancel_s=3.0),
+            patience=Patience(
+                doubt_s=4.0, linger_s=2.0, settle_s=2.0, cancel_s=3.0, hopeless_s=5.0
+            ),
         )
         try:
             self.results[index] = carry_out(
@@ -631,6 +634,7 @@ class SimulatedSlurm:
             state=job.state,
             job_id=job.job_id,
             raw_state=job.raw_state,
+            reason=job.plan.reason if job.state is JobState.PENDING else "",
             exit_code=job.exit_code,
             nodes=(job.node,),
         )
