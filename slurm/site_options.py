@@ -124,6 +124,15 @@ def checked_extra(extra: Mapping[object, object]) -> dict[str, Value]:
     return checked
 
 
+def sbatch_options(extra: Mapping[str, Value]) -> dict[str, Value]:
+    """The options as a script's lines hold them: sbatch takes a backslash away, in quotes too."""
+    return {
+        name: value.replace("\\", "\\\\") if isinstance(value, str) else value
+        for name, value in extra.items()
+        if value is not False
+    }
+
+
 def _long_name(given: object) -> str:
     word = str(given).strip().lstrip("-")
     if len(word) == 1:

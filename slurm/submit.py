@@ -45,6 +45,7 @@ from slurm.job_script import (
 from slurm.launchers import srun_command
 from slurm.patience import NO_ANSWER, PatientCommands
 from slurm.shared_queue import shared_folder
+from slurm.site_options import sbatch_options
 from slurm.spec import ClusterSpec
 from slurm.watch import Watch
 from storage.errors import SlurmError, SubmitRejected
@@ -242,7 +243,7 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
         ],
         "use_srun": False,
         "additional_parameters": {
-            **{name: value for name, value in spec.extra.items() if value is not False},
+            **sbatch_options(spec.extra),
             **({} if spec.reservation is None else {"reservation": spec.reservation}),
             "chdir": job.folder,
             "no-requeue": True,

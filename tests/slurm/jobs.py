@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,33 @@ class Workplace:
         record = self.attempt(job).exit
         assert record is not None, logs(job)
         return record
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A job that was submitted, and where."""
+
+    place: Workplace
+    job: JobDescription
+    job_id: str
+
+    @cached_property
+    def seen(self) -> JobObservation:
+        return self.place.wait_for_end(self.job)
+
+    @property
+    def word(self) -> Exit:
+        assert self.seen
+        return self.place.exit(self.job)
+
+    @property
+    def attempt(self) -> Attempt:
+        assert self.seen
+        return self.place.attempt(self.job)
+
+    @property
+    def logs(self) -> str:
+        return logs(self.job)
 
 
 def logs(job: JobDescription) -> str:

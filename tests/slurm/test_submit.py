@@ -7,22 +7,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm.cluster import JobObservation, JobState, Resources, SubmitDoubtful
+from slurm.cluster import (
+    JobState,
+    Resources,
+    SubmitDoubtful,
+    SubmitLimited,
+)
 from slurm.commands import CommandResult, CommandTimedOut, SystemCommands
 from slurm.devcluster import DevCluster
 from slurm.spec import ClusterSpec
 from slurm.submit import SlurmCluster, read_answer
 from storage.errors import SlurmError, SubmitRejected
-from storage.job import JobDescription
-from storage.records import Attempt, Exit, ExitCode, Start, new_nonce
+from storage.records import ExitCode, Start, new_nonce
 from storage.spec import StoreSpec
-from tests.slurm.jobs import Workplace, logs, wait_for_file
+from tests.slurm.jobs import Sent, Workplace, logs, wait_for_file
 
 SECRET = "hunter2hunter2"
 
@@ -48,33 +51,6 @@ class Recorder:
 
 def says(stdout: str = "", *, returncode: int = 0, stderr: str = "") -> CommandResult:
     return CommandResult(command=("x",), returncode=returncode, stdout=stdout, stderr=stderr)
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A job that was submitted, and where."""
-
-    place: Workplace
-    job: JobDescription
-    job_id: str
-
-    @cached_property
-    def seen(self) -> JobObservation:
-        return self.place.wait_for_end(self.job)
-
-    @property
-    def word(self) -> Exit:
-        assert self.seen
-        return self.place.exit(self.job)
-
-    @property
-    def attempt(self) -> Attempt:
-        assert self.seen
-        return self.place.attempt(self.job)
-
-    @property
-    def logs(self) -> str:
-        return logs(self.job)
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +268,42 @@ def test_an_explicit_refusal_is_a_rejection(words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "is_limit"),
+    [
+        (
+            "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+            "submit limit, user's size and/or time limits)",
+            True,
+        ),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit\n"
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+            "submit limit, user's size and/or time limits)",
+            True,
+        ),
+        (
+            "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying.\n"
+            "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
+            True,
+        ),
+        (
+            "sbatch: error: QOSMaxWallDurationPerJobLimit\n"
+            "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job "
+            "submit limit, user's size and/or time limits)",
+            False,
+        ),
+    ],
+)
+def test_one_job_too_many_for_now_is_told_from_a_job_that_is_too_large(
+    words: str, is_limit: bool
+) -> None:
+    with pytest.raises(SubmitRejected) as caught:
+        read_answer(says(returncode=1, stderr=words))
+    assert isinstance(caught.value, SubmitLimited) is is_limit
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         says(returncode=-9),
@@ -358,8 +370,60 @@ def test_the_script_shown_is_the_script_sent(here: Workplace) -> None:
         assert line in lines
     assert "#SBATCH --signal=USR2@30" in lines, "a lead beyond the limit would fire at once"
     assert lines[-1] == f"exec {sys.executable} -P -m slurm.batch {job.folder}/job.json"
-    for absent in ("wckey", "srun", ".pkl", "--error"):
+    for absent in ("wckey", "partition", "reservation", ".pkl", "--error"):
         assert absent not in shown
+    (ranks,) = (line for line in lines if "srun" in line)
+    assert ranks.startswith("# its ranks: srun --nodes="), "the batch step calls it, not the script"
+    assert "--kill-on-bad-exit=1" in ranks
+    assert "--mpi" not in ranks
+
+
+def test_what_a_site_wants_is_asked_for_and_shown(here: Workplace) -> None:
+    extra = {
+        "switches": "1@00:10:00",
+        "exclusive": True,
+        "contiguous": False,
+        "comment": "it's $5",
+    }
+    spec = ClusterSpec(
+        kind="slurm",
+        partition=["gpu", "gpu-spare"],  # type: ignore[arg-type]
+        account="lab",
+        qos="high",
+        reservation="night",
+        constraint="a100&nvlink",
+        wckey="k",
+        mpi="pmix",
+        extra=extra,
+    )
+    lines = SlurmCluster(spec).script(here.job(), Resources(nodes=1, ranks_per_node=1)).splitlines()
+    for line in (
+        "#SBATCH --partition=gpu,gpu-spare",
+        "#SBATCH --account=lab",
+        "#SBATCH --qos=high",
+        "#SBATCH --reservation=night",
+        "#SBATCH --constraint='a100&nvlink'",
+        "#SBATCH --wckey=k",
+        "#SBATCH --switches=1@00:10:00",
+        "#SBATCH --exclusive",
+        """#SBATCH --comment='it'"'"'s $5'""",
+    ):
+        assert line in lines
+    assert not [line for line in lines if "contiguous" in line]
+    (ranks,) = (line for line in lines if line.startswith("# its ranks: "))
+    assert " --mpi=pmix " in ranks
+
+
+def test_the_nodes_of_several_partitions_are_those_of_each_once() -> None:
+    shown = "gpu|n1|idle|none\ngpu|n2|mixed|none\nspare|n2|mixed|none\nspare|n3|idle|none\n"
+    recorder = Recorder(answers={"sinfo": says(shown)})
+    spec = ClusterSpec(kind="slurm", partition=["gpu", "spare"])  # type: ignore[arg-type]
+    cluster = SlurmCluster(spec, commands=recorder)
+    assert [node.name for node in cluster.nodes()] == ["n1", "n2", "n3"]
+    assert "--partition=gpu,spare" in recorder.seen[0]
+    missing = spec.model_copy(update={"partition": ("gpu", "gone")})
+    with pytest.raises(SlurmError, match="no node of the partition 'gone'"):
+        SlurmCluster(missing, commands=recorder).nodes()
 
 
 def test_a_host_without_slurm_can_show_a_script_but_submits_nothing(
