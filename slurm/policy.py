@@ -49,14 +49,23 @@ _MAX_STEPS_BACK = 1
 
 @dataclass(frozen=True)
 class _Past:
-    """The attempts since the last one that made progress, the newest, which is judged, last."""
+    """The attempts since the last one that made progress, the newest, which is judged, last.
+
+    `begins_with_progress` is false where not even the first of them made any.
+    """
 
     attempts: tuple[Attempt, ...]
     diagnoses: tuple[Diagnosis, ...]
-    progressed: bool
+    begins_with_progress: bool
 
     def of(self, *kinds: Kind) -> tuple[Diagnosis, ...]:
         return tuple(one for one in self.diagnoses if one.kind in kinds)
+
+    def costing(self, budget: str) -> tuple[Diagnosis, ...]:
+        """The ends that count against a budget. A time limit that came after progress does not."""
+        is_chained = self.begins_with_progress and self.diagnoses[0].kind is Kind.TIME
+        counted = self.diagnoses[1:] if is_chained else self.diagnoses
+        return tuple(one for one in counted if BUDGETS.get(one.kind) == budget)
 
     @property
     def blames_ever_others(self) -> bool:
@@ -107,7 +116,7 @@ def _since_progress(
         ]
     begin = max((index for index, gain in enumerate(gained) if gain), default=0)
     ends = [one.end.diagnosis if one.end else _NO_WORD for one in everyone[begin:-1]]
-    return _Past(tuple(everyone[begin:]), (*ends, diagnosis), gained[-1])
+    return _Past(tuple(everyone[begin:]), (*ends, diagnosis), gained[begin])
 
 
 _NO_WORD = Diagnosis(kind=Kind.UNKNOWN)
@@ -178,11 +187,11 @@ def _budget(
     diagnosis: Diagnosis, past: _Past, retry: RetrySpec, _history: Sequence[Attempt]
 ) -> Decision | None:
     kind = diagnosis.kind
-    if kind in FREE or kind not in BUDGETS or (kind is Kind.TIME and past.progressed):
+    if kind in FREE or kind not in BUDGETS:
         return None
     name = BUDGETS[kind]
     budget: int = getattr(retry, name)
-    counted = past.of(*(other for other, field in BUDGETS.items() if field == name))
+    counted = past.costing(name)
     if len(counted) <= budget:
         return None
     reason = f"{_ends(counted)} without progress; retry.{name} allows {budget}"
