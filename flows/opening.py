@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flows.changes import changes, require_same_run, told
 from flows.home import Home
 from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
 from slurm.log_retention import sweep_logs
 from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
+from storage.checkpoints.commits import newest_commit
 from storage.errors import StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.probe import StoreProbe, probe
-from storage.records import Attempt, RunRecord, Stage, new_nonce
+from storage.records import Attempt, CommitRef, RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
 from tasks.eyes import Eyes
@@ -66,18 +69,24 @@ def attempts_at_work(spec: PipelineSpec) -> tuple[Attempt, ...]:
 
 @contextmanager
 def open_run(
-    spec: PipelineSpec, *, eyes: Eyes, forced: Iterable[Stage] = ()
+    spec: PipelineSpec, *, eyes: Eyes, forced: Iterable[Stage] = (), again: bool = False
 ) -> Iterator[RunContext]:
     """One engine at work on the run that `spec`, whose paths are absolute, names.
 
+    With `again`, what was told when the run was opened before is not told anew.
+
     Raises:
+        SpecError: the run was begun with another spec, and cannot go on with this one.
         HeadraceError: store, cluster or folder cannot be used.
     """
-    Home.of_user().remember_run(spec.run, spec.model_dump_json())
     with open_ledger(spec) as (store, ledger):
         snapshot = take_snapshot(spec.workdir)
-        claim_run(ledger, spec, snapshot)
-        eyes.say(f"logs: {spec.workdir / spec.run}/<stage>/<attempt>/")
+        record = claim_run(ledger, spec, snapshot)
+        Home.of_user().remember_run(spec.run, spec.model_dump_json())
+        if not again:
+            for line in told_changes(ledger, record, spec):
+                eyes.say(line)
+            eyes.say(f"logs: {spec.workdir / spec.run}/<stage>/<attempt>/")
         sweep_workdir(ledger, spec, snapshot, eyes)
         yield RunContext(
             run=spec.run,
@@ -106,10 +115,35 @@ def sweep_workdir(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot, eyes: 
         eyes.say(removed.message)
 
 
-def claim_run(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot) -> RunRecord:
+def told_changes(ledger: Ledger, record: RunRecord, spec: PipelineSpec) -> tuple[str, ...]:
+    """A line for each field that is not as it was when the run began.
+
+    Raises:
+        SpecError: one of them must not change in mid-run.
+    """
+    found = changes(record.spec, spec)
+    require_same_run(spec.run, found)
+    if not any(change.rule.alters for change in found):
+        return told(found, step=None)
+    newest = newest_commit(ledger)
+    return told(found, step=None if newest is None else newest.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The run that another descends from, and the checkpoint that it begins with."""
+
+    run: str
+    commit: CommitRef | None = None
+
+
+def claim_run(
+    ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot, *, origin: Origin | None = None
+) -> RunRecord:
     """The run's record, made now where there is none; the store is probed before it is relied on.
 
     Raises:
+        SpecError: the run was begun with another spec, and cannot go on with this one.
         StoreError: the store ignores conditions on writes.
     """
     found = ledger.run_record()
@@ -119,6 +153,8 @@ def claim_run(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot) -> RunReco
         found = ledger.claim_run(
             RunRecord(
                 run=spec.run,
+                forked_from=None if origin is None else origin.run,
+                fork_point=None if origin is None else origin.commit,
                 spec=spec.model_dump(mode="json"),
                 code=snapshot.digest,
                 git_commit=snapshot.git_commit,
@@ -128,6 +164,7 @@ def claim_run(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot) -> RunReco
                 at=datetime.now(UTC),
             )
         ).record
+    require_same_run(spec.run, changes(found.spec, spec))
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from flows.opening import open_ledger
+from flows.opening import open_ledger, told_changes
 from flows.spec import PipelineSpec
 from flows.steps import sums_of
 from flows.watchers import AllEyes
@@ -30,7 +30,8 @@ from storage.shards.build import plan_shards
 from tasks import command, prune, shard, smoke, train, validate
 from tasks.context import RunContext, Unit
 from tasks.jobs import describe, resources
-from tasks.report import is_passed, summary
+from tasks.last_word import is_passed
+from tasks.report import summary
 from tasks.stage import find_completed
 from trainer.plan.arithmetic import RunSums
 
@@ -64,12 +65,14 @@ def plan_run(spec: PipelineSpec) -> Plan:
     """The plan of the run that `spec` names.
 
     Raises:
-        SpecError: no file matches an input, or a tokenizer or a model does not fit.
+        SpecError: no file matches an input, a tokenizer or a model does not fit, or the run was
+            begun with another spec and cannot go on with this one.
     """
     sums = sums_of(spec) if spec.command is None else None
     notes: list[str] = []
     with ExitStack() as stack:
         ledger = _ledger(spec, stack, notes)
+        notes += _changed(ledger, spec)
         cluster = open_cluster(spec.cluster, workdir=spec.workdir)
         nodes = _nodes(cluster, notes)
         planner = _Planner(spec=spec, context=_context(spec, cluster, ledger), nodes=nodes)
@@ -201,6 +204,12 @@ def _ledger(spec: PipelineSpec, stack: ExitStack, notes: list[str]) -> Ledger:
         notes.append(f"The store cannot be read, so nothing counts as finished here: {error}")
         return blank
     return ledger
+
+
+def _changed(ledger: Ledger, spec: PipelineSpec) -> tuple[str, ...]:
+    """What is not as it was when the run began, where it has begun and can be read."""
+    record = None if isinstance(ledger, _BlankLedger) else ledger.run_record()
+    return () if record is None else told_changes(ledger, record, spec)
 
 
 def _nodes(cluster: Cluster, notes: list[str]) -> tuple[NodeState, ...]:

@@ -152,7 +152,7 @@ class _Tick:
 
     def _work(self, engine: Engine) -> None:
         stages_done = len(self._done)
-        with open_run(self._spec, eyes=self._eyes) as opened:
+        with open_run(self._spec, eyes=self._eyes, again=self._request.looked) as opened:
             self._request = replace(self._request, looked=True)
             context = replace(opened, engine=engine)
             try:

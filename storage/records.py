@@ -287,9 +287,15 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """`run.json`: the spec as first seen, the code's version and what the store's probe found."""
+    """`run.json`: the spec as first seen, the code's version and what the store's probe found.
+
+    `forked_from` names the run that it descends from, `fork_point` the checkpoint of that run which
+    it begins with, where it does not begin from scratch.
+    """
 
     run: str
+    forked_from: str | None = None
+    fork_point: CommitRef | None = None
     spec: Mapping[str, Any]
     code: str
     git_commit: str | None

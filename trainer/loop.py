@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from storage.checkpoints.load import load_newest
+from storage.checkpoints.load import load_fork_point, load_newest
 from storage.checkpoints.save import save_checkpoint
 from storage.errors import SpecError
 from storage.job import JobExit
@@ -103,11 +103,22 @@ class _Training:
             self._engine.state.loaded()
             self._cursor = Cursor.of(commit)
             self._say(f"resumed from step {commit.step} of attempt {commit.attempt}")
+        else:
+            self._begin(state)
         dist.barrier()
         set_timeout(self._engine.mesh, timeout_s=self._train.step_timeout_s)
         self._logged_step = self._cursor.step
         self._clock.read(steps=1)
         return None if commit is None else commit.metrics.get("loss")
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        """At step 0, or at the step that the run was forked at, with none of its samples taken."""
+        origin = load_fork_point(self._context, state, model_hash=self._model_hash)
+        if origin is not None:
+            self._require_not_beyond(origin.step)
+            self._engine.state.loaded()
+            self._cursor = Cursor(step=origin.step)
+            self._say(f"forked from step {origin.step} of run {origin.run}")
 
     def _state(self) -> dict[str, Any]:
         """What is saved: the tensors, and what gives the count of consumed samples its meaning."""

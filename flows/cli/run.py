@@ -22,8 +22,19 @@ Force = Annotated[
 ]
 
 
-def run(spec: SpecFile, force: Force = None) -> None:
+Fork = Annotated[
+    str | None,
+    typer.Option(
+        "--fork",
+        metavar="NEW",
+        help="Begin the run NEW from this file, with the weights of the run that it names.",
+    ),
+]
+
+
+def run(spec: SpecFile, force: Force = None, fork: Fork = None) -> None:
     """Carry a run out, or carry it on: what is finished is skipped, what runs is adopted."""
+    from flows.forking import fork_run
     from flows.home import Home
     from flows.loading import blaming, load_spec
     from flows.server import connect
@@ -34,6 +45,8 @@ def run(spec: SpecFile, force: Force = None) -> None:
     loaded = load_spec(spec)
     with blaming(spec):
         require_files(loaded)
+    if fork is not None:
+        loaded = fork_run(loaded, fork, say=say)
     ui_url = connect(Home.of_user(), say=say)
     # The terminal shows the run itself; Prefect's own words are in its UI.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")

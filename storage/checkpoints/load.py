@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -11,6 +12,7 @@ from storage.checkpoints.commits import (
     commit_places,
     iter_counting,
     loading_key,
+    read_commit,
     read_journals,
 )
 from storage.checkpoints.lineage import Lineage, journaled, trace
@@ -19,6 +21,7 @@ from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
 from storage.errors import CheckpointError
 from storage.job import JobContext, JobExit
+from storage.ledger import Ledger
 from storage.records import (
     Commit,
     CommitRef,
@@ -69,6 +72,47 @@ def load_newest(
                 flush=True,
             )
     ranks.from_first(lambda: _claim(context, None if commit is None else commit.ref))
+    return commit
+
+
+def load_fork_point(
+    context: JobContext, state: dict[str, Any], *, model_hash: str
+) -> Commit | None:
+    """Loads the checkpoint of another run that this one was forked from. Collective.
+
+    It is pinned in its own run since before this one began. Returns its commit, or None for a run
+    that begins from scratch.
+
+    Raises:
+        CheckpointError: it is gone or damaged, or belongs to another model.
+        StoreError: the store failed.
+    """
+    ranks = Ranks()
+    commit = ranks.from_first(lambda: _fork_point(context))
+    if commit is None:
+        return None
+    _require_same("model", commit, saved=commit.model_hash, here=model_hash)
+    faults = ranks.from_all(partial(_load, context, state, commit))
+    if any(faults):
+        raise CheckpointError(
+            f"{_name(commit.ref)} of run {commit.run!r}, from which this run was forked, is "
+            f"damaged: {next(filter(None, faults))}; fork anew, from one that is whole"
+        )
+    return commit
+
+
+def _fork_point(context: JobContext) -> Commit | None:
+    record = context.ledger.run_record()
+    if record is None or record.forked_from is None or record.fork_point is None:
+        return None
+    point = record.fork_point
+    keys = replace(context.ledger.keys, run=record.forked_from)
+    commit = read_commit(Ledger(context.store, keys), attempt=point.attempt, step=point.step)
+    if commit is None or commit.ref != point:
+        raise CheckpointError(
+            f"{_name(point)} of run {record.forked_from!r}, from which this run was forked, is "
+            "gone; fork anew, under another name"
+        )
     return commit
 
 

@@ -156,6 +156,15 @@ def test_what_is_finished_would_be_skipped_and_is_shown_by_name(folder: Path) ->
         assert "train would run: nothing finished" in told.stdout
         assert "-m slurm.batch" in told.stdout
 
+        other = write(folder, "done", train={"steps": 10, "log_every_steps": 3})
+        told = command(folder, "plan", other)
+        assert "changed since the run began: train.log_every_steps: 10 -> 3" in told.stdout
+        other = write(folder, "done", train={"steps": 10, "seed": 3})
+        told = command(folder, "plan", other)
+        assert told.returncode == 2, told.stdout
+        assert "train.seed: 0 -> 3" in told.stderr
+        write(folder, "done")
+
         told = command(folder, "status", "done")
         assert told.returncode == 0, told.stderr
         assert "│ shard    │ finished │" in told.stdout

@@ -109,7 +109,8 @@ def test_a_relative_folder_is_taken_from_where_serve_was_started(
 ) -> None:
     monkeypatch.setenv("HEADRACE_BASE", str(tmp_path))
     data = spec.data.model_copy(update={"inputs": ("gone/*.txt",)})
-    _, state, _ = carry_out(spec.model_copy(update={"workdir": Path("w"), "data": data}))
+    moved = spec.renamed("moved").model_copy(update={"workdir": Path("w"), "data": data})
+    _, state, _ = carry_out(moved)
     assert (tmp_path / "w" / "code").is_dir()
     assert state.is_failed()
     assert f"{tmp_path}/gone/*.txt" in state.message
