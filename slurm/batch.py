@@ -25,7 +25,7 @@ from storage.ledger import Ledger
 from storage.records import Exit, ExitCode, JobIdentity, Start, new_nonce
 
 _LOG_BYTES = 6000
-DEAD_NODE_PATIENCE_S = 5.0
+DEAD_NODE_PATIENCE_S = 2.0
 """srun waits for the ranks of a dead node until Slurm gives the node up, minutes later at most
 sites. The batch step waits this long, so that the other nodes are free for the next attempt."""
 

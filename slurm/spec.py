@@ -251,6 +251,12 @@ class RetrySpec(Model):
         description="A stage stops where failures exclude more than this part of the partition.",
     )
     heartbeat_s: float = Field(5.0, gt=0, description="How often each node says it lives.")
+    peer_silence_s: float = Field(
+        4.0,
+        ge=2,
+        le=600,
+        description="A node whose network acknowledges nothing for so long is dead to the others.",
+    )
     lost_after_s: float = Field(
         120.0, gt=0, description="Silent this long and absent from squeue: the job is lost."
     )

@@ -23,6 +23,7 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
         python=context.cluster_spec.interpreter or Path(sys.executable),
         cpus_per_rank=unit.cpus_per_rank or context.cluster_spec.cpus_per_rank,
         heartbeat_s=context.retry.heartbeat_s,
+        peer_silence_s=context.retry.peer_silence_s,
     )
 
 
