@@ -23,12 +23,14 @@ def run(context: JobContext) -> Mapping[str, Any]:
 
 def _meet(context: JobContext) -> Mapping[str, Any]:
     """All ranks say where they are; rank 0 tells what it heard, and its environment."""
+    print("half a line, ", end="", flush=True)
     here = Path(context.job.folder, "met")
     here.mkdir(exist_ok=True)
     me = context.identity
     (here / str(me.rank)).write_text(f"{me.node} {me.local_rank} {me.world_size}")
     while len(list(here.iterdir())) < me.world_size:
         time.sleep(0.05)
+    print("and its end", flush=True)
     return {
         "places": [(here / str(rank)).read_text() for rank in range(me.world_size)],
         "nodes": list(me.nodes),

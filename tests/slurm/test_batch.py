@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm.batch import Placement, pass_start
-from slurm.launchers import Ended, Limits, first_failure, run_local, srun_command
+from slurm.launchers import Ended, Limits, first_failure, run_local, run_srun, srun_command
 from storage.job import JobDescription
 from storage.records import (
     Action,
@@ -204,6 +204,25 @@ def test_srun_names_the_first_rank_that_failed(said: str, rank: int, node: str, 
 def test_srun_that_names_no_rank_names_none() -> None:
     words = "srun: error: Node failure on n2\nsrun: error: n1: task 0: Terminated\n"
     assert first_failure(words) is None
+
+
+def test_ranks_that_srun_could_not_launch_are_no_success(here: Workplace) -> None:
+    """Seen: where a node cannot open the output file, srun says so and leaves with 0."""
+    job = here.job()
+    job.folder.mkdir(parents=True)
+    srun = job.folder / "srun"
+    srun.write_text(
+        "#!/bin/sh\necho 'srun: error: task 0 launch failed: Slurmd could not connect IO' >&2\n"
+    )
+    srun.chmod(0o755)
+    ended = run_srun(
+        job,
+        environment={"PATH": f"{job.folder}:{os.environ['PATH']}"},
+        on_start=lambda _: None,
+        on_failure=lambda _: None,
+    )
+    assert ended.code == 1
+    assert "could not connect IO" in ended.words
 
 
 def test_srun_is_told_everything_by_name(here: Workplace) -> None:

@@ -20,6 +20,7 @@ from slurm.cluster import (
 )
 from slurm.commands import CommandResult, CommandTimedOut, SystemCommands
 from slurm.devcluster import DevCluster
+from slurm.job_logs import node_tails
 from slurm.spec import ClusterSpec
 from slurm.submit import SlurmCluster, read_answer
 from storage.errors import SlurmError, SubmitRejected
@@ -109,6 +110,25 @@ def test_a_job_runs_its_entry_on_every_rank_and_tells_what_came_out(sent: dict[s
     assert (start.job.job_id, start.job.token) == (one.job_id, one.job.intent.token)
     assert start.nodes == nodes
     assert {beat.node for beat in one.attempt.heartbeats} == set(nodes)
+
+
+@pytest.mark.slurm
+def test_a_nodes_log_holds_whole_lines_with_their_ranks(
+    sent: dict[str, Sent],
+) -> None:
+    one = sent["meet"]
+    assert one.word.code == ExitCode.DONE, one.logs
+    for node, ranks in (("n1", (0, 1)), ("n2", (2, 3))):
+        tails = node_tails(one.job.folder, node, size_bytes=1000)
+        assert [(tail.rank, tail.text) for tail in tails] == [
+            (rank, "half a line, and its end") for rank in ranks
+        ]
+    assert sorted(path.name for path in one.job.folder.glob("*.log")) == [
+        "batch.log",
+        "node.n1.log",
+        "node.n2.log",
+        "srun.log",
+    ]
 
 
 @pytest.mark.slurm
