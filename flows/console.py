@@ -55,6 +55,10 @@ class ConsoleEyes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was found."""
         self._progress.stop()
 
     def stage_started(self, stage: Stage, units: Sequence[str]) -> None:

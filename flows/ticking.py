@@ -19,18 +19,17 @@ from getpass import getuser
 from pathlib import Path
 
 from flows.opening import open_run
+from flows.reporting import ReportingEyes
 from flows.spec import PipelineSpec
 from flows.steps import run_stages
 from storage.errors import HeadraceError, LedgerError, SlurmError, SpecError, StoreError
 from storage.file_locks import FileLock
 from storage.records import Stage, StageRecord, decode, encode
-from tasks.context import RunContext
 from tasks.engine import Engine
 from tasks.eyes import Eyes
 from tasks.failures import RunCancelled
 from tasks.memory import Memory, Sights
 from tasks.pauses import Paused
-from tasks.report import publish
 
 STAY_S = 5.0
 OUTAGE_WAIT_S = 60.0
@@ -151,26 +150,17 @@ class _Tick:
         return ticked
 
     def _work(self, engine: Engine) -> None:
-        stages_done = len(self._done)
         with open_run(self._spec, eyes=self._eyes, again=self._request.looked) as opened:
             self._request = replace(self._request, looked=True)
-            context = replace(opened, engine=engine)
+            reporting = ReportingEyes(self._eyes, opened)
+            context = replace(opened, engine=engine, eyes=reporting)
             try:
                 run_stages(context, self._spec, tuple(Stage), done=self._done)
             except Paused:
-                if len(self._done) > stages_done:
-                    self._report(context)
                 raise
             except HeadraceError:
-                self._report(context)
+                reporting.report()
                 raise
-            self._report(context)
-
-    def _report(self, context: RunContext) -> None:
-        try:
-            publish(context.ledger, context.workdir / context.run)
-        except HeadraceError as error:
-            self._eyes.say(f"no report: {error}")
 
     def _ended_before(self) -> Ticked:
         request = self._request

@@ -86,7 +86,7 @@ class Resources:
 
 
 class SubmitLimited(SubmitRejected):
-    """Refused for now: as many jobs are submitted as the site lets be; later there is room."""
+    """Refused for now: as many jobs are submitted as the site lets be; its text names the limit."""
 
 
 class SubmitDoubtful(SlurmError):
@@ -127,6 +127,10 @@ class Cluster(Protocol):
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
         """What is known of each token: the queue first, then accounting."""
+        ...
+
+    def queue(self) -> Mapping[str, JobObservation]:
+        """All of this user's jobs that wait or run now, by their names, tokens or not."""
         ...
 
     def cancel(self, *, job_id: str, token: str) -> None:

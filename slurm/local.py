@@ -105,6 +105,10 @@ class LocalCluster:
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
         return {token: self._observe(token) for token in tokens}
 
+    def queue(self) -> Mapping[str, JobObservation]:
+        seen = self.observe([path.stem for path in self._folder.glob("*.json")])
+        return {name: job for name, job in seen.items() if job.state is JobState.RUNNING}
+
     def cancel(self, *, job_id: str, token: str) -> None:
         """End the job and return when it is gone: asked first, killed after `KILL_WAIT_S`."""
         record = _read(self._folder, token)

@@ -6,6 +6,7 @@ what it says afterwards is never asked, because a job is known by its token, not
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,17 @@ from slurm.answers import (
     nodes_command,
     parse_cluster_name,
     parse_nodes,
+    parse_queue,
+    queue_command,
 )
-from slurm.cluster import JobObservation, NodeState, Resources, SubmitDoubtful, SubmitLimited
+from slurm.cluster import (
+    JobObservation,
+    JobState,
+    NodeState,
+    Resources,
+    SubmitDoubtful,
+    SubmitLimited,
+)
 from slurm.commands import (
     CommandFailed,
     CommandMissing,
@@ -105,6 +115,10 @@ class SlurmCluster:
 
     def observe(self, tokens: Sequence[str]) -> Mapping[str, JobObservation]:
         return self._watch.observe(tokens)
+
+    def queue(self) -> Mapping[str, JobObservation]:
+        jobs = parse_queue(run_checked(self._commands, queue_command(uid=os.getuid())))
+        return {name: job for name, job in jobs.items() if job.state is not JobState.ENDED}
 
     def cancel(self, *, job_id: str, token: str) -> None:
         """End the job if id and token belong together; ids are reused, tokens are not."""
@@ -194,7 +208,9 @@ def read_answer(result: CommandResult) -> str:
     words = str(CommandFailed(result))
     refused = result.returncode > 0 and _REFUSAL.search(result.stderr)
     if refused and not NO_ANSWER.search(result.stderr):
-        raise (SubmitLimited if _LIMIT.search(result.stderr) else SubmitRejected)(words)
+        if (limit := _LIMIT.search(result.stderr)) is not None:
+            raise SubmitLimited(limit[0])
+        raise SubmitRejected(words)
     raise SubmitDoubtful(words)
 
 

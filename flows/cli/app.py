@@ -9,7 +9,20 @@ import sys
 
 import typer
 
-from flows.cli import cancel, demo, dev, inspect, plan, run, schedule, serve, store, tick, why
+from flows.cli import (
+    cancel,
+    demo,
+    dev,
+    inspect,
+    janitor,
+    plan,
+    run,
+    schedule,
+    serve,
+    store,
+    tick,
+    why,
+)
 from storage.errors import HeadraceError, SpecError
 
 app = typer.Typer(
@@ -23,6 +36,7 @@ app.command("plan")(plan.plan)
 app.command("run")(run.run)
 app.command("tick")(tick.tick)
 app.command("cancel")(cancel.cancel)
+app.command("janitor")(janitor.janitor)
 app.command("spec")(run.spec)
 app.command("schedule")(schedule.schedule)
 app.command("status")(inspect.status)
