@@ -110,7 +110,7 @@ def peer_lost(evidence: Evidence) -> Diagnosis | None:
             culprit_nodes=down,
             evidence=words(headline, *node_words(evidence, down)),
         )
-    if (root := earliest_error(evidence)) is not None:
-        return replace(root, evidence=words(*root.evidence, headline))
     culprits = blamed_nodes(evidence) or silent_nodes(evidence)
+    if (root := earliest_error(evidence, cut_off=culprits)) is not None:
+        return replace(root, evidence=words(*root.evidence, headline))
     return Diagnosis(kind=Kind.NETWORK, culprit_nodes=culprits, evidence=words(headline))

@@ -7,7 +7,7 @@ So where a record only complains of others, every rank's log is searched for the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -82,12 +82,18 @@ class _Error:
         return 1 if self.sign is None else 0
 
 
-def earliest_error(evidence: Evidence) -> Diagnosis | None:
+def earliest_error(evidence: Evidence, *, cut_off: Collection[str] = ()) -> Diagnosis | None:
     """The first error in the logs that blames no peer, and what kind of end it makes.
 
-    Lines are put in order by the times that they carry, where all of them do.
+    Lines are put in order by the times that they carry, where all of them do. That a node which is
+    `cut_off` does not reach the store either is a consequence.
     """
-    errors = [one for part in evidence.logs for one in _errors(part)]
+    errors = [
+        one
+        for part in evidence.logs
+        for one in _errors(part)
+        if not (one.sign is Sign.STORAGE and part.node in cut_off)
+    ]
     if not errors:
         return None
     times = [one.at for one in errors if one.at is not None]
