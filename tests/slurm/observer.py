@@ -6,6 +6,7 @@ Prints what it saw and what that cost as one line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,17 +26,24 @@ def watch(conf: Path, tokens: list[str]) -> dict[str, object]:
     process = psutil.Process()
     begin, before = time.monotonic(), process.cpu_times()
     idle_bytes = most_bytes = process.memory_info().rss
-    own_s = num_looks = 0
+    num_looks = num_batches = num_lags = 0
     seen: dict[str, JobObservation] = {}
     while not seen or not all(map(_is_told, seen.values())):
         time.sleep(min(LONGEST_S, max(SHORTEST_S, (time.monotonic() - begin) / 30)))
+        ended = {token for token, one in seen.items() if one.state is JobState.ENDED}
         seen = dict(cluster.observe(tokens))
+        now_ended = {token for token, one in seen.items() if one.state is JobState.ENDED}
         num_looks += 1
+        num_batches += bool(now_ended - ended)
+        num_lags += any(not _is_told(seen[token]) for token in now_ended)
         most_bytes = max(most_bytes, process.memory_info().rss)
     after, wall_s = process.cpu_times(), time.monotonic() - begin
     own_s = after.user + after.system - before.user - before.system
     return {
+        "pid": os.getpid(),
         "looks": num_looks,
+        "batches": num_batches,
+        "lags": num_lags,
         "wall_s": wall_s,
         "own_cpu": own_s / wall_s,
         "cpu": (own_s + after.children_user + after.children_system) / wall_s,

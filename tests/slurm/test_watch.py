@@ -155,6 +155,20 @@ def test_without_accounting_the_controllers_memory_serves_once_for_each_job(why:
     assert (forgotten.state, forgotten.exit_code) == (JobState.ENDED, "9:0")
 
 
+def test_silent_accounting_is_not_asked_about_each_job_that_ends() -> None:
+    slurm = Slurm(no_accounts=DOWN)
+    watch = slurm.watch()
+    tokens = [f"t{number}" for number in range(60)]
+    for number, token in enumerate(tokens):
+        slurm.queue += f"{number}|FAILED|n1|None|{token}\n"
+        slurm.memory[str(number)] = in_memory(str(number), token)
+        found = slurm.later(watch, *tokens[: number + 1])
+        assert found[token].exit_code == "9:0"
+    asked = slurm.asked
+    assert asked.count("sacct") < 10
+    assert asked.count("scontrol") == len(tokens)
+
+
 def test_a_silence_of_accounting_is_told_and_what_it_says_afterwards_counts() -> None:
     slurm = Slurm(queue="8|FAILED|n1|None|b\n", no_accounts=DOWN, memory={"8": in_memory("8", "b")})
     watch = slurm.watch()
