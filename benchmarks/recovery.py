@@ -100,7 +100,9 @@ class Training:
         found = []
         for process in psutil.process_iter(["cmdline"]):
             command = process.info["cmdline"] or []
-            if str(self.folder) in command and any("line_fit" in word for word in command):
+            if str(self.folder) in command and any(
+                word.endswith("line_fit.py") for word in command
+            ):
                 found.append((int(process.environ()["RANK"]), process))
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
@@ -178,7 +180,7 @@ def _start_headrace(
     def stop() -> None:
         engine.kill()
         engine.wait()
-        _scancel(cluster, "--state=running,pending", f"--user={os.getuid()}")
+        _slurm(cluster, "scancel", f"--user={os.getuid()}")
 
     return stop
 
@@ -200,7 +202,7 @@ def _start_bare(
     answer = _slurm(cluster, "sbatch", "--parsable", str(script))
 
     def stop() -> None:
-        _scancel(cluster, answer.strip())
+        _slurm(cluster, "scancel", answer.strip())
 
     return stop
 
@@ -306,10 +308,6 @@ def _slurm(cluster: DevCluster, *command: str) -> str:
     return done.stdout
 
 
-def _scancel(cluster: DevCluster, *options: str) -> None:
-    _slurm(cluster, "scancel", *options)
-
-
 def wait_for(
     ask: Callable[[], object], *, what: str, each: Callable[[], None] | None = None
 ) -> None:
@@ -357,4 +355,6 @@ def _lost(seen: dict[str, dict[str, list[Recovery]]]) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
