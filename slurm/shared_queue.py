@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from slurm.answers import queue_command
@@ -68,8 +69,7 @@ def shared_folder(slurm_conf: Path | None) -> Path:
     """Where this user's processes on this host share what they saw of that cluster."""
     named = slurm_conf or os.environ.get("SLURM_CONF", "")
     key = hashlib.sha256(repr((str(named), queue_command(uid=os.getuid()))).encode())
-    place = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    return place / "queue" / key.hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"headrace-queue-{os.getuid()}" / key.hexdigest()[:16]
 
 
 class SharedQueue:
@@ -87,9 +87,12 @@ class SharedQueue:
         self._folder = folder
         self._clock = clock
         self._sleep = sleep
-        self._boot = _boot_id()
         self._page: Page | None = None
         self._version: tuple[int, int, int] | None = None
+
+    @cached_property
+    def _boot(self) -> str:
+        return _boot_id()
 
     def read(self, *, max_age_s: float, not_before_s: float = float("-inf")) -> Page:
         """A page with a text that is not older than that, and was begun at `not_before_s` or later.
@@ -182,7 +185,7 @@ class SharedQueue:
             result = self._commands.run(command, timeout_s=COMMAND_TIMEOUT_S)
         except OSError as error:
             raise QueueSilent(f"squeue cannot be started: {error}") from error
-        if result.returncode != 0:
+        if result.failed:
             raise CommandFailed(result)
         return result.stdout
 
@@ -228,12 +231,11 @@ def _make_private(folder: Path) -> None:
         OSError: it cannot be made.
         StoreError: it is another's, or open to others.
     """
-    user = folder.parent.parent
-    for path in (user, folder.parent, folder):
+    for path in (folder.parent, folder):
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
-        open_to_others = stat.S_IMODE(found.st_mode) & (0o022 if path == user else 0o077)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or open_to_others:
+        is_open = stat.S_IMODE(found.st_mode) & 0o077
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or is_open:
             raise StoreError(f"{str(path)!r} is not a folder of this user alone")
 
 

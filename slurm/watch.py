@@ -77,7 +77,7 @@ class Watch:
         self._queue = SharedQueue(commands, folder=folder, clock=clock)
         self._clock = clock
         self._first_asked_at_s: dict[str, float] = {}
-        self._fresh_from_s = clock()
+        self._fresh_from_s = float("-inf")
         self._looked_at_s: float | None = None
         self._traces: dict[str, _Trace] = {}
         self._silence = ""
