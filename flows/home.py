@@ -188,6 +188,11 @@ class Home:
                 f"--spec, or one of the runs known here: {', '.join(known) or 'none'}"
             ) from None
 
+    def known_run(self, run: str) -> str | None:
+        """What was kept of the run, if anything was."""
+        path = self.runs / f"{run}.json"
+        return path.read_text() if path.is_file() else None
+
     def on_network(self) -> str | None:
         """The network file system that holds this folder, if one does."""
         holders = [

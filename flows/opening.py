@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from flows.changes import changes, require_same_run, told
 from flows.home import Home
 from flows.spec import PipelineSpec
@@ -81,6 +83,8 @@ def open_run(
     """
     with open_ledger(spec) as (store, ledger):
         snapshot = take_snapshot(spec.workdir)
+        if (elsewhere := kept_elsewhere(ledger, spec)) is not None:
+            eyes.say(elsewhere)
         record = claim_run(ledger, spec, snapshot)
         Home.of_user().remember_run(spec.run, spec.model_dump_json())
         if not again:
@@ -113,6 +117,35 @@ def sweep_workdir(ledger: Ledger, spec: PipelineSpec, snapshot: Snapshot, eyes: 
     )
     if removed.message:
         eyes.say(removed.message)
+
+
+def kept_elsewhere(ledger: Ledger, spec: PipelineSpec) -> str | None:
+    """What to tell a user whose run of this name has its records in another store than this one.
+
+    Often that is a run of another folder. But who has only named another bucket would wonder why
+    the run begins anew.
+    """
+    known = Home.of_user().known_run(spec.run)
+    if known is None or ledger.run_record() is not None:
+        return None
+    try:
+        before = PipelineSpec.model_validate_json(known)
+    except ValidationError:
+        return None
+    if _place(before) == _place(spec):
+        return None
+    return (
+        f"run {spec.run} has no record in {_place(spec)}, so it begins here, at step 0; the run of "
+        f"this name that was started from here last has its records in {_place(before)}"
+    )
+
+
+def _place(spec: PipelineSpec) -> str:
+    """The store, as a person tells it from another."""
+    store = spec.store
+    if store.is_embedded:
+        return str(store.embedded.directory or spec.workdir / "store")
+    return f"{store.endpoint_url or 'AWS'}, bucket {store.bucket}, prefix {store.prefix!r}"
 
 
 def told_changes(ledger: Ledger, record: RunRecord, spec: PipelineSpec) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ def summary(record: StageRecord) -> str:
 def compose(view: RunView) -> tuple[Block, ...]:
     """The report's blocks."""
     return (
-        Heading(text=f"Run {view.run}", level=1),
+        Heading(text=f"Run {view.run}{_descent(view)}", level=1),
         overview(view),
         *_nodes(view.stages.get(Stage.VALIDATE)),
         *_scaling(view.stages.get(Stage.SMOKE), min_efficiency=view.min_efficiency),
@@ -118,6 +118,15 @@ def compose(view: RunView) -> tuple[Block, ...]:
         *attempts_table(view),
         *checkpoints_table(view),
     )
+
+
+def _descent(view: RunView) -> str:
+    record = view.record
+    if record is None or record.forked_from is None:
+        return ""
+    point = record.fork_point
+    where = "from scratch" if point is None else f"from step {point.step}"
+    return f", forked from {record.forked_from}, {where}"
 
 
 def overview(view: RunView) -> Table:

@@ -122,6 +122,27 @@ def test_a_refused_spec_is_not_what_is_remembered_of_the_run(folder: Path) -> No
     assert spec_of_run("remembered").train.seed == 0
 
 
+def test_a_run_that_begins_anew_in_another_store_says_where_its_records_are(folder: Path) -> None:
+    spec = begin(folder, "moved")
+    other = PipelineSpec.model_validate(
+        spec.model_dump() | {"workdir": folder / "elsewhere", "store": {"prefix": "p"}}
+    ).anchored(folder)
+    server = embedded.store_of(other.store, workdir=other.workdir)
+    assert server is not None
+    eyes = Told()
+    try:
+        with open_run(other, eyes=eyes):
+            pass
+    finally:
+        server.stop()
+    assert f"has its records in {spec.workdir}/store" in eyes.lines[0]
+    assert "at step 0" in eyes.lines[0]
+    back = Told()
+    with open_run(spec, eyes=back):
+        pass
+    assert not any("records" in line for line in back.lines)
+
+
 def test_another_model_starts_from_scratch_and_says_why(folder: Path) -> None:
     spec = begin(folder, "small", 10)
     told: list[str] = []
@@ -144,21 +165,18 @@ def test_a_checkpoint_that_a_sweep_has_named_is_passed_over(folder: Path) -> Non
     assert record.fork_point == CommitRef(step=10, attempt=1, save="aa")
 
 
-@pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("origin", "another name than the run's own"),
-        ("Not A Name", "lower-case letters"),
-        ("taken", "no fork"),
-        ("of-another", "a fork of 'taken'"),
-    ],
-)
-def test_a_fork_takes_nobodys_name(folder: Path, new: str, message: str) -> None:
+def test_a_fork_takes_nobodys_name(folder: Path) -> None:
     spec = begin(folder, "origin")
     taken = begin(folder, "taken")
     fork_run(other_seed(taken), "of-another", say=lambda _: None)
-    with pytest.raises(SpecError, match=message):
-        fork_run(other_seed(spec), new, say=lambda _: None)
+    for new, message in {
+        "origin": "another name than the run's own",
+        "Not A Name": "lower-case letters",
+        "taken": "no fork",
+        "of-another": "a fork of 'taken'",
+    }.items():
+        with pytest.raises(SpecError, match=message):
+            fork_run(other_seed(spec), new, say=lambda _: None)
 
 
 def test_nothing_is_begun_where_there_is_nothing_to_fork_or_to_train(folder: Path) -> None:
