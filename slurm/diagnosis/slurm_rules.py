@@ -109,7 +109,7 @@ def unwritable_output(evidence: Evidence) -> Diagnosis | None:
         return None
     return Diagnosis(
         kind=Kind.OUTPUT,
-        culprit_nodes=job.nodes[:1],
+        culprit_nodes=evidence.nodes[:1],
         evidence=words(f"{said}; the job's folder cannot be written there"),
     )
 
