@@ -26,6 +26,7 @@ from slurm.shared_queue import (
 from storage.errors import SlurmError
 from storage.file_locks import FileLock
 from storage.records import decode, encode
+from tests.slurm.jobs import wait_for_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -300,10 +301,7 @@ def test_processes_side_by_side_call_squeue_once_an_interval(folder: Path) -> No
 
 def test_a_process_killed_within_its_squeue_leaves_no_lock_and_no_half_page(folder: Path) -> None:
     process = start_engine(folder, looks=1, takes_s=600.0)
-    assert process.stdout is not None
-    calls = folder.parent / "calls"
-    while process.poll() is None and not calls.exists():
-        pass
+    wait_for_file(folder.parent / "calls")
     process.send_signal(signal.SIGKILL)
     process.communicate()
     host = Host()
