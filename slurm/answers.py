@@ -156,7 +156,7 @@ def parse_job(text: str, *, token: str) -> JobObservation | None:
         part = JobObservation(
             token=token,
             state=job_state(state),
-            job_id=words.get("ArrayJobId", words.get("JobId", "")),
+            job_id=words.get("ArrayJobId") or words.get("HetJobId") or words.get("JobId", ""),
             raw_state=state,
             reason="" if reason == "None" else reason,
             exit_code=words.get("ExitCode", ""),

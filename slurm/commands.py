@@ -54,6 +54,11 @@ class CommandResult:
     stdout: str
     stderr: str
 
+    @property
+    def failed(self) -> bool:
+        """squeue before 26.05 ends with 0, and lists nothing, where it cannot look its user up."""
+        return self.returncode != 0 or "error: Invalid user" in self.stderr
+
 
 class CommandFailed(SlurmError):
     """A command answered with an error."""
@@ -175,6 +180,6 @@ def run_checked(commands: Commands, command: Sequence[str]) -> str:
         SlurmError: it failed, timed out or does not exist.
     """
     result = commands.run(command)
-    if result.returncode != 0:
+    if result.failed:
         raise CommandFailed(result)
     return result.stdout

@@ -150,13 +150,13 @@ _TABLE = (
     ),
     _row(
         _GIVE_UP,
-        "AccountNotAllowed",
+        "AccountNotAllowed|Job's account not permitted.*",
         "the partition does not take its account: correct cluster.account or cluster.partition",
         of_partition=True,
     ),
     _row(
         _GIVE_UP,
-        "QOSNotAllowed",
+        "QOSNotAllowed|Job's QOS not permitted.*",
         "its QOS is not allowed there: correct cluster.qos or cluster.partition",
         of_partition=True,
     ),

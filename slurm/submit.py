@@ -128,7 +128,9 @@ class SlurmCluster:
                 return
             raise CommandFailed(listed)
         if token in listed.stdout.split():
-            run_checked(self._commands, ["scancel", f"--name={token}", job_id])
+            ended = self._commands.run(["scancel", f"--name={token}", job_id])
+            if ended.returncode != 0 and not _UNKNOWN_JOB.search(ended.stderr):
+                raise CommandFailed(ended)
 
     def nodes(self) -> tuple[NodeState, ...]:
         """Those of every partition that is named, each node once."""
