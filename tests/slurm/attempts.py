@@ -60,10 +60,16 @@ def an_exit(code: int = 1, error: str = "", *, rank: int | None = 0, **more: Any
     return Exit(code=code, rank=rank, error=error, nonce=NONCE, **values)
 
 
-def ended(attempt: Attempt, kind: Kind, action: Action = Action.RESUME) -> Attempt:
+def ended(
+    attempt: Attempt,
+    kind: Kind,
+    action: Action = Action.RESUME,
+    *,
+    culprits: tuple[str, ...] = (),
+) -> Attempt:
     """The attempt, closed with a diagnosis of this kind."""
     end = End(
-        diagnosis=Diagnosis(kind=kind),
+        diagnosis=Diagnosis(kind=kind, culprit_nodes=culprits),
         decision=Decision(action=action, reason="r"),
         by="test",
         nonce=NONCE,

@@ -15,7 +15,7 @@ from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
 from slurm.diagnose import diagnose, is_settled, refusal
 from slurm.evidence import Evidence
 from slurm.log_evidence import LogPart
-from slurm.tracebacks import root_of, same_root
+from slurm.tracebacks import TRACEBACK, logged_root, root_of, same_root
 from storage.records import Cancel, CommitRef, Exit, ExitCode, Heartbeat, Kind, Resume, Start
 from tests.slurm.attempts import NONCE, NOW, an_attempt, an_exit, beat
 
@@ -83,6 +83,22 @@ def seen(
     }
     attempt = an_attempt(exit=exit, heartbeats=beats, **attempt_records)
     return Evidence(attempt=attempt, job=job, node_states=nodes, now=NOW, uid=OWNER, **more)
+
+
+HELD = "launch failed requeued held"
+DRAINED = NodeState(
+    name="n2", raw_state="draining", responds=True, idle=False, reason="gpu0 Xid 79: off the bus"
+)
+LOST_N2 = an_exit(88, "peer n2 fell silent", blamed_nodes=("n2",))
+
+
+def with_memory(job: JobObservation, *, asked: str, held: str) -> JobObservation:
+    steps = tuple(replace(step, max_rss=held) for step in job.steps)
+    return replace(job, memory_asked=asked, steps=steps)
+
+
+def traceback(root: str) -> str:
+    return f'{TRACEBACK}:\n  File "x.py", line 3, in f\n    f()\n{root}'
 
 
 VOID = Start(job=None, nonce=NONCE, at=NOW)
@@ -196,6 +212,145 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         (),
         "step 0 ended OUT_OF_MEMORY",
     ),
+    "out of memory, with what was asked for and used": (
+        seen(
+            an_exit(137, "rank 1 ended with SIGKILL"),
+            with_memory(
+                job("FAILED", "1:0", {"0": ("OUT_OF_MEMORY", "0:125")}), asked="4G", held="4021456K"
+            ),
+        ),
+        Kind.MEMORY,
+        (),
+        "step 0 ended OUT_OF_MEMORY; asked for 4G of memory; a task of step 0 held 3.8 GiB",
+    ),
+    "out of memory that only the worst step's code tells": (
+        seen(job=replace(job("FAILED", "1:0"), derived_exit_code="0:125")),
+        Kind.MEMORY,
+        (),
+        "0:125",
+    ),
+    "our code that only the worst step's code tells": (
+        seen(job=replace(job("FAILED", "0:9"), derived_exit_code="80:0")),
+        Kind.NUMERIC,
+        (),
+        "DIVERGED",
+    ),
+    "a peer fell silent and Slurm has not noticed": (
+        seen(LOST_N2, replace(job("RUNNING", ""), state=JobState.RUNNING)),
+        Kind.NETWORK,
+        ("n2",),
+        "peer n2 fell silent",
+    ),
+    "a peer fell silent and its node is down": (
+        seen(LOST_N2, job(), N2_DOWN),
+        Kind.HARDWARE,
+        ("n2",),
+        "peer n2 fell silent",
+    ),
+    "a peer fell silent because its rank had run out of memory": (
+        seen(LOST_N2, job(), logs=(of_rank(1, "torch.OutOfMemoryError: CUDA out of memory."),)),
+        Kind.MEMORY,
+        (),
+        "rank 1 on n2: torch.OutOfMemoryError",
+    ),
+    "a peer that is cut off reaches no store, which is no cause": (
+        seen(LOST_N2, job(), logs=(of_rank(1, "StoreError: no answer for 60 s"),)),
+        Kind.NETWORK,
+        ("n2",),
+        "peer n2 fell silent",
+    ),
+    "a blamed node of another job is not blamed": (
+        seen(an_exit(88, "peer n9 fell silent", blamed_nodes=("n9",)), job()),
+        Kind.NETWORK,
+        (),
+        "peer n9",
+    ),
+    "a hang that the job itself pins on a node": (
+        seen(an_exit(83, "no step", blamed_nodes=("n1",)), beats=AHEAD),
+        Kind.HANG,
+        ("n1",),
+        "no step",
+    ),
+    "a node that the site drained for its GPU": (
+        seen(an_exit(1, ODD), job(), {"n1": UP, "n2": DRAINED}),
+        Kind.HARDWARE,
+        ("n2",),
+        "draining gpu0 Xid 79",
+    ),
+    "a GPU that wants a reset": (
+        seen(an_exit(1, "NVRM: Xid (PCI:0000:3b:00): 79, pid=7, GPU has fallen off the bus")),
+        Kind.HARDWARE,
+        ("n1",),
+        "Xid",
+    ),
+    "a number like an Xid's in an address is none": (
+        seen(an_exit(1, "NVRM: Xid (PCI:0000:48:00): 13, pid=7, Graphics SM Warp Exception")),
+        Kind.UNKNOWN,
+        (),
+        "Xid",
+    ),
+    "a peer was lost, and before it a rank had a bug": (
+        seen(an_exit(1, PEER), job(), logs=(of_rank(1, traceback("TypeError: f() takes 2")),)),
+        Kind.CODE,
+        (),
+        "rank 1 on n2: TypeError: f() takes 2",
+    ),
+    "a rank that left on purpose is no cause": (
+        seen(an_exit(1, PEER), job(), logs=(of_rank(1, traceback("storage.job.JobExit: resume")),)),
+        Kind.NETWORK,
+        (),
+        "Connection closed by peer",
+    ),
+    "the earliest of several errors": (
+        seen(
+            an_exit(1, TIMED_OUT),
+            job(),
+            beats=EVEN,
+            logs=(
+                of_rank(0, "2026-03-01 11:59:57 No space left on device"),
+                of_rank(1, "2026-03-01 11:59:51,207 CUDA out of memory"),
+            ),
+        ),
+        Kind.MEMORY,
+        (),
+        "rank 1 on n2: 2026-03-01 11:59:51,207 CUDA out of memory",
+    ),
+    "a broken GPU in another rank's log": (
+        seen(an_exit(1, PEER), job(), logs=(of_rank(1, "CUDA error: uncorrectable ECC error"),)),
+        Kind.HARDWARE,
+        ("n2",),
+        "rank 1 on n2",
+    ),
+    "S3 answers with 503": (
+        seen(an_exit(1, "ClientError: An error occurred (503) when calling PutObject")),
+        Kind.STORAGE,
+        (),
+        "503",
+    ),
+    "a store that refuses connections is no peer": (
+        seen(an_exit(1, "HTTPConnectionPool(host='s3', port=9000): Connection refused")),
+        Kind.STORAGE,
+        (),
+        "HTTPConnectionPool",
+    ),
+    "held because it could not be launched": (
+        seen(job=replace(job("PENDING", ""), state=JobState.PENDING, reason=HELD), start=None),
+        Kind.OUTPUT,
+        ("n1",),
+        HELD,
+    ),
+    "a job that crashed and then lingered until its time was up": (
+        seen(an_exit(1, ODD), job("TIMEOUT", "0:0"), beats=EVEN),
+        Kind.UNKNOWN,
+        (),
+        "something strange",
+    ),
+    "cancelled by nobody knows whom": (
+        seen(an_exit(75, "told by SIGTERM"), job("CANCELLED", "0:15")),
+        Kind.OPERATOR,
+        (),
+        "somebody whom Slurm does not name",
+    ),
     "out of memory by our code": (seen(an_exit(84, "MemoryError")), Kind.MEMORY, (), "MemoryError"),
     "time limit": (seen(job=job("TIMEOUT", "0:0")), Kind.TIME, (), "TIMEOUT"),
     "left in time to be resumed": (seen(an_exit(75, "told by SIGUSR2")), Kind.TIME, (), "SIGUSR2"),
@@ -285,7 +440,13 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         (),
         "accounting says RUNNING",
     ),
-    "killed alone": (seen(an_exit(137, "rank 1 ended with SIGKILL")), Kind.UNKNOWN, (), "SIGKILL"),
+    "killed alone": (
+        seen(an_exit(137, "rank 1 ended with SIGKILL")),
+        Kind.UNKNOWN,
+        (),
+        "nobody signs a SIGKILL",
+    ),
+    "killed without a word": (seen(job=job("FAILED", "0:9")), Kind.UNKNOWN, (), "by SIGKILL"),
     "an odd error": (seen(an_exit(1, ODD)), Kind.UNKNOWN, (), "something strange"),
     "failed without a word": (
         seen(job=job(), logs=(batch("last line"),)),
@@ -302,6 +463,36 @@ def test_the_table(name: str) -> None:
     found = diagnose(evidence)
     assert (found.kind, found.culprit_nodes) == (kind, culprits), found
     assert words in "\n".join(found.evidence)
+
+
+def test_a_job_that_tells_of_no_steps_may_have_done_many_after_a_while() -> None:
+    silent = seen(an_exit(1, TYPE_ERROR), beats=(beat("n1"), beat("n2")))
+    assert diagnose(silent).kind is Kind.UNKNOWN
+    assert silent.attempt.start is not None
+    young = replace(silent.attempt.start, at=NOW - timedelta(minutes=2))
+    early = replace(silent, attempt=replace(silent.attempt, start=young))
+    assert diagnose(early).kind is Kind.CODE
+
+
+def test_evidence_keeps_what_logs_and_slurm_will_have_forgotten() -> None:
+    told = seen(
+        an_exit(137, "rank 1 ended with SIGKILL", rank=1, node="n2"),
+        with_memory(job("FAILED", "137:0", {"0": ("FAILED", "137:0")}), asked="4G", held="2G"),
+        {"n1": UP, "n2": replace(UP, name="n2", reason="was slow")},
+        beats=EVEN,
+        logs=(batch("headrace: job 7"), of_rank(1, "step 40\n\nlast words")),
+    )
+    lines = diagnose(told).evidence
+    for line in (
+        "job 7 ended FAILED, exit code 137:0, step 0 FAILED 137:0",
+        "exit record: code 137 by rank 1 on n2",
+        "last step told: 40",
+        "node n2: idle was slow",
+        "batch.log: headrace: job 7",
+        "rank 1 on n2: last words",
+    ):
+        assert line in lines, lines
+    assert any(line.startswith("memory: asked for 4G") for line in lines)
 
 
 def test_an_attempt_resumed_at_a_step_has_done_none_before_it_moves() -> None:
@@ -359,6 +550,22 @@ def test_an_end_without_a_word_waits_for_accounting() -> None:
     assert is_settled(seen(job=job("FAILED", "1:0"), beats=beats))
 
 
+def test_a_kill_waits_for_accounting_which_may_know_of_an_overrun() -> None:
+    killed = seen(an_exit(137, "rank 1 ended with SIGKILL"), job("FAILED", ""))
+    assert not is_settled(killed)
+    assert is_settled(replace(killed, job=job("FAILED", "137:0")))
+
+
+def test_a_cancel_waits_for_accounting_which_knows_by_whom() -> None:
+    unnamed = seen(an_exit(75, "told by SIGTERM"), job("CANCELLED", ""))
+    assert not is_settled(unnamed)
+    assert is_settled(replace(unnamed, job=job("CANCELLED by 0", "0:15")))
+
+
+def test_a_peer_that_is_named_is_settled_at_once() -> None:
+    assert is_settled(seen(LOST_N2, replace(job("RUNNING", ""), state=JobState.RUNNING)))
+
+
 @pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.BAD_CONFIG, ExitCode.DIVERGED])
 def test_a_clear_last_word_is_judged_at_once(code: ExitCode) -> None:
     assert is_settled(seen(an_exit(code, "clear"), job("FAILED", "")))
@@ -394,6 +601,14 @@ def test_the_root_of_a_traceback_is_its_last_error() -> None:
     assert root_of(chained) == "RuntimeError: something strange at 0x7f00aa"
     assert root_of("plain words\nmore") == "plain words"
     assert root_of("") == ""
+
+
+def test_the_root_of_a_logged_traceback_is_found_whatever_follows_it() -> None:
+    logged = f"step 3\n{traceback('KeyError: 7')}\nheadrace: leaving with 1"
+    assert logged_root(logged) == "KeyError: 7"
+    labelled = "\n".join(f"[rank3]: {line}" for line in traceback("KeyError: 7").splitlines())
+    assert logged_root(f"{labelled}\nafterwards") == "KeyError: 7"
+    assert logged_root("no traceback") == logged_root(f"{TRACEBACK}:\n  cut off") == ""
 
 
 def test_the_same_error_elsewhere_in_memory_is_the_same() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from slurm.policy import decide
 from slurm.spec import RetrySpec
-from storage.records import Action, Attempt, Decision, Diagnosis, Kind
-from tests.slurm.attempts import an_attempt, an_exit, commit, ended
+from storage.records import Action, Attempt, Decision, Diagnosis, Kind, Resume
+from tests.slurm.attempts import NOW, an_attempt, an_exit, beat, commit, ended
 
 RETRY = RetrySpec(hardware=2, network=2, storage=2, site=1, hang=1, unknown=1, backoff_s=10)
 ODD = "Traceback (most recent call last):\nRuntimeError: odd"
@@ -182,3 +182,88 @@ def test_without_progress_every_counted_kind_comes_to_an_end(kind: Kind, budget:
         judge(kind, history=failed(*[kind] * n), retry=retry).action for n in range(budget + 1)
     ]
     assert actions == [Action.RESUME] * budget + [Action.GIVE_UP]
+
+
+def test_a_suspected_node_is_avoided_and_the_reason_says_that_it_is_only_suspected() -> None:
+    for kind in (Kind.NETWORK, Kind.HANG):
+        assert "suspected and not proven" in judge(kind, culprits=("n2",)).reason
+    assert judge(Kind.HARDWARE, culprits=("n2",)).reason == "without n2"
+
+
+def blaming(kind: Kind, *nodes: str) -> tuple[Attempt, ...]:
+    """Attempts each of which blames another node."""
+    return tuple(
+        ended(an_attempt(n), kind, culprits=(node,)) for n, node in enumerate(nodes, start=1)
+    )
+
+
+def test_when_ever_new_nodes_are_blamed_it_is_not_the_nodes() -> None:
+    retry = replace_retry(hardware=9)
+    history = blaming(Kind.HARDWARE, "n1", "n2", "n3")
+    decision = judge(Kind.HARDWARE, culprits=("n4",), history=history, retry=retry)
+    assert (decision.action, decision.exclude_nodes) == (Action.RESUME, ())
+    assert "n1, n2, n3, n4" in decision.reason
+    assert decision.delay_s > 0
+    same = judge(Kind.HARDWARE, culprits=("n1",), history=history, retry=retry)
+    assert same.exclude_nodes == ("n1",)
+    refilled = judge(
+        Kind.HARDWARE, culprits=("n4",), history=history, retry=retry, newest=commit(9)
+    )
+    assert refilled.exclude_nodes == ("n4",)
+
+
+def test_a_give_up_names_the_nodes_that_were_blamed() -> None:
+    history = blaming(Kind.HARDWARE, "n1", "n2")
+    assert judge(Kind.HARDWARE, culprits=("n2",), history=history).reason.endswith(
+        "they blame n1, n2"
+    )
+
+
+def test_a_time_limit_that_leaves_no_time_for_a_commit_says_what_to_change() -> None:
+    decision = judge(Kind.TIME, history=failed(Kind.TIME))
+    assert decision.action is Action.GIVE_UP
+    assert "cluster.time_limit_min" in decision.reason
+    assert "train.checkpoint.every_steps" in decision.reason
+
+
+def test_a_chain_of_time_limits_costs_nothing_of_what_a_crash_may_cost() -> None:
+    chained = ended(an_attempt(1), Kind.TIME)
+    crashed = an_attempt(2, floor=100)
+    later = judge(Kind.UNKNOWN, history=(chained,), attempt=crashed, newest=commit(100))
+    assert later.action is Action.RESUME
+
+
+def told(number: int, step: int | None, **records: Any) -> Attempt:
+    return an_attempt(number, heartbeats=(beat("n1", step=step), beat("n2", step=None)), **records)
+
+
+def test_steps_told_count_as_progress_where_the_job_keeps_its_own_checkpoints() -> None:
+    history = (ended(told(1, 40), Kind.UNKNOWN), ended(told(2, 90), Kind.UNKNOWN))
+    further, stuck, silent = told(3, 91), told(3, 90), told(3, None)
+    assert judge(Kind.UNKNOWN, history=history, attempt=further).action is Action.RESUME
+    assert judge(Kind.UNKNOWN, history=history, attempt=stuck).action is Action.GIVE_UP
+    assert judge(Kind.UNKNOWN, history=history, attempt=silent).action is Action.GIVE_UP
+
+
+def test_steps_told_are_no_progress_where_headrace_commits() -> None:
+    resume = Resume(source=None, world_size=2, nonce="0", at=NOW)
+    history = (ended(told(1, 40, resume=resume), Kind.UNKNOWN),)
+    attempt = told(2, 90, resume=resume)
+    assert judge(Kind.UNKNOWN, history=history, attempt=attempt).action is Action.GIVE_UP
+
+
+def test_the_same_error_is_given_up_though_a_preemption_came_between() -> None:
+    before = ended(an_attempt(1, exit=an_exit(1, ODD)), Kind.UNKNOWN)
+    between = ended(an_attempt(2), Kind.PREEMPTED)
+    again = an_attempt(3, exit=an_exit(1, ODD))
+    decision = judge(
+        Kind.UNKNOWN, history=(before, between), attempt=again, retry=replace_retry(unknown=9)
+    )
+    assert decision.action is Action.GIVE_UP
+    assert "attempt 1" in decision.reason
+
+
+def test_waiting_for_the_site_lengthens_no_other_delay() -> None:
+    history = failed(*[Kind.LIMIT] * 20)
+    assert judge(Kind.HARDWARE, culprits=("n1",), history=history).delay_s == 0
+    assert judge(Kind.STORAGE, history=history).delay_s <= RETRY.backoff_s
