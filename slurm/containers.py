@@ -181,14 +181,15 @@ def _own_mounts(job: JobDescription, variables: Mapping[str, str]) -> list[str]:
     if job.store.credentials_file is not None:
         read_only.append(job.store.credentials_file)
     read_only += [Path(variables[name]) for name in _FILES if variables.get(name)]
-    for path in (job.folder, *read_only):
+    read_write = (job.folder, *job.folders)
+    for path in (*read_write, *read_only):
         if set(str(path)) & set(":,") or not str(path).isprintable():
             raise SpecError(
                 f"cluster.container: {str(path)!r} has to be mounted, and must have no ':' and no "
                 "',' in it; choose another workdir, or another place for that file"
             )
     return [
-        f"{job.folder}:{job.folder}",
+        *(f"{path}:{path}" for path in dict.fromkeys(read_write)),
         *(f"{path}:{path}:ro" for path in dict.fromkeys(read_only)),
     ]
 

@@ -1,7 +1,8 @@
 """Commands that may be repeated are, when Slurm was only short of an answer.
 
 A controller that is busy, or restarted, leaves a question unanswered for seconds; asked again it
-answers, and nobody has to hear of it. Longer silence is the caller's to wait out and to tell.
+answers, and nobody has to hear of it. Longer silence is the caller's to wait out and to tell, as
+Slurm's own commands have tried for some 5 s before they say that they cannot reach it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tenacity.wait import wait_random_exponential
 
 from slurm.commands import TIMEOUT_S, CommandResult, Commands
 
-TRIES = 4
-TOTAL_S = 20.0
+TRIES = 3
+TOTAL_S = 15.0
 LONGEST_WAIT_S = 4.0
 
 NO_ANSWER = re.compile(

@@ -102,6 +102,10 @@ class SlurmCluster:
         executor = self._executor(job, resources)
         try:
             executor.job.write(job_path(job))
+            if self._spec.container is not None:
+                # What is not there cannot be mounted.
+                for folder in job.folders:
+                    folder.mkdir(parents=True, exist_ok=True)
             executor.write_script()
         except OSError as error:
             raise SubmitRejected(

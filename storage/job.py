@@ -27,7 +27,7 @@ class JobDescription:
     """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`.
 
     The cluster that submits it fills in the launcher, and what a container or the site adds to
-    srun's command. Paths are absolute: it works in `folder`.
+    srun's command. Paths are absolute: it works in `folder`, and writes to `folders` too, if any.
     """
 
     intent: Intent
@@ -38,6 +38,7 @@ class JobDescription:
     code: Path
     python: Path
     launcher: Literal["local", "srun"] = "local"
+    folders: tuple[Path, ...] = ()
     srun_options: tuple[str, ...] = ()
     rank_prefix: tuple[str, ...] = ()
     rank_python: str | None = None

@@ -48,6 +48,7 @@ def units(context: RunContext, command: CommandSpec) -> tuple[Unit, ...]:
             nodes=spec.nodes,
             ranks_per_node=per_node,
             cpus_per_rank=spec.cpus_per_rank * spec.ranks_per_node // per_node,
+            folders=(command.cwd, checkpoints),
             resumes=True,
         ),
     )

@@ -45,7 +45,10 @@ class RunContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """A piece of a stage that one job carries out, as often as it takes."""
+    """A piece of a stage that one job carries out, as often as it takes.
+
+    `folders` are those that it needs beside the attempt's own, and that a container has to hold.
+    """
 
     name: str
     entry: str
@@ -54,6 +57,7 @@ class Unit:
     ranks_per_node: int = 1
     cpus_per_rank: int | None = None
     node_list: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
     time_limit_min: int | None = None
     resumes: bool = False
     tries: int | None = None

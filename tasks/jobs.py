@@ -19,6 +19,7 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
         entry=unit.entry,
         payload=unit.payload,
         folder=context.attempt_folder(intent.stage, intent.attempt),
+        folders=unit.folders,
         code=context.snapshot.path,
         python=context.cluster_spec.interpreter or Path(sys.executable),
         cpus_per_rank=unit.cpus_per_rank or context.cluster_spec.cpus_per_rank,

@@ -123,6 +123,12 @@ def test_only_what_the_job_needs_is_forced_on_an_image() -> None:
     assert seen == {"NCCL_DEBUG": "INFO", "TZ": "UTC", "AWS_CONFIG_FILE": "/etc/aws"}
 
 
+def test_folders_that_outlive_an_attempt_are_mounted_to_be_written(job: JobDescription) -> None:
+    shared = Path("/shared/run/checkpoints")
+    command = srun(replace(job, folders=(shared,)), apptainer())
+    assert f"--bind={shared}:{shared}" in command
+
+
 @pytest.mark.parametrize("folder", ["a:b", "a,b"])
 def test_a_path_that_cannot_be_mounted_is_told_before_anything_is_queued(
     job: JobDescription, folder: str
