@@ -49,14 +49,17 @@ class _Trace:
     job_id: str | None = None
     end: JobObservation | None = None
     is_settled: bool = False
+    is_from_controller: bool = False
     said: str = ""
     due_at_s: float = 0.0
     distance_s: float = SHORTEST_S
 
     def learn(self, answer: JobObservation | None, *, from_accounting: bool, at_s: float) -> None:
         if answer is not None and answer.state in {JobState.ENDED, JobState.UNKNOWN}:
-            self.end, self.job_id = answer, answer.job_id
             self.is_settled = from_accounting and _is_whole(answer)
+            if self.is_settled or not self.is_from_controller:
+                self.end, self.job_id = answer, answer.job_id
+                self.is_from_controller = not from_accounting
         elif answer is not None:
             self.said = answer.raw_state
         self.due_at_s = at_s + self.distance_s
@@ -209,9 +212,14 @@ def _is_alive(queued: JobObservation | None) -> bool:
 
 
 def _is_whole(answer: JobObservation) -> bool:
-    """Whether accounting has heard of the end of the job and of all its steps."""
+    """Whether accounting has heard all of the end: the job's code, and that of each step.
+
+    What it was told late, after an outage of its own, it has bit by bit: first the job's state.
+    """
     states = [answer.state, *(job_state(step.state) for step in answer.steps)]
-    return all(state is JobState.ENDED for state in states)
+    lacks_code = answer.raw_state == "FAILED" and answer.exit_code == "0:0"
+    lacks_steps = bool(answer.nodes) and not answer.steps
+    return all(one is JobState.ENDED for one in states) and not lacks_code and not lacks_steps
 
 
 def _bounded(items: Iterable[str]) -> Iterator[list[str]]:

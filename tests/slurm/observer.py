@@ -54,7 +54,7 @@ def watch(conf: Path, tokens: list[str]) -> dict[str, object]:
 
 
 def _is_told(one: JobObservation) -> bool:
-    return one.state is JobState.ENDED and bool(one.exit_code)
+    return one.state is JobState.ENDED and bool(one.exit_code) and bool(one.steps)
 
 
 if __name__ == "__main__":

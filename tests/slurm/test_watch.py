@@ -174,9 +174,24 @@ def test_a_silence_of_accounting_is_told_and_what_it_says_afterwards_counts() ->
     watch = slurm.watch()
     assert "Connection refused" in watch.observe(["b"])["b"].accounting_silence
     slurm.no_accounts = ""
-    slurm.accounts = "8|OUT_OF_MEMORY|0:125|0:0|1G||n1|b\n"
+    slurm.accounts = (
+        "8|OUT_OF_MEMORY|0:125|0:0|1G||n1|b\n8.batch|OUT_OF_MEMORY|0:125|||1G|n1|batch\n"
+    )
     found = slurm.later(watch, "b", by_s=LONGEST_S)["b"]
     assert (found.raw_state, found.accounting_silence) == ("OUT_OF_MEMORY", "")
+
+
+def test_what_accounting_has_only_in_part_replaces_nothing_that_the_controller_said() -> None:
+    slurm = Slurm(queue="8|FAILED|n1|None|b\n", no_accounts=DOWN, memory={"8": in_memory("8", "b")})
+    watch = slurm.watch()
+    assert watch.observe(["b"])["b"].exit_code == "9:0"
+    slurm.no_accounts = ""
+    for part in ("8|FAILED|0:0|0:0|1G||n1|b\n", "8|FAILED|9:0|0:0|1G||n1|b\n"):
+        slurm.accounts = part
+        found = slurm.later(watch, "b", by_s=LONGEST_S)["b"]
+        assert (found.exit_code, found.steps) == ("9:0", ())
+    slurm.accounts += "8.batch|FAILED|9:0|||5K|n1|batch\n"
+    assert slurm.later(watch, "b", by_s=LONGEST_S)["b"].steps[0].max_rss == "5K"
 
 
 def test_a_job_that_nobody_knows_while_accounting_is_silent_is_absent_and_not_unknown() -> None:
