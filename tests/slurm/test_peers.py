@@ -18,7 +18,7 @@ import pytest
 
 from slurm.devcluster import DevCluster
 from slurm.peer_links import LinkRefused, dial
-from slurm.peers import DEAF_S, Loss, Peers, suspects
+from slurm.peers import DEAF_S, Loss, Peers, strides, suspects
 from storage.job import JobDescription, JobExit, Peer, RankIdentity
 from storage.records import Exit, ExitCode
 from tests.ranks import ALONE
@@ -109,6 +109,16 @@ def test_a_node_that_hears_nobody_blames_nobody(
     unheard_s: dict[str, float], suspected: tuple[str, ...]
 ) -> None:
     assert suspects("n3", unheard_s=unheard_s) == suspected
+
+
+def test_news_crosses_a_large_job_in_few_hops() -> None:
+    assert [strides(nodes) for nodes in (1, 2, 8)] == [(), (1,), (1,)]
+    nodes, reached, hops = 1000, {0}, 0
+    while len(reached) < nodes:
+        steps = [sign * stride for stride in strides(nodes) for sign in (1, -1)]
+        reached |= {(node + step) % nodes for node in reached for step in steps}
+        hops += 1
+    assert hops < 40
 
 
 @pytest.mark.usefixtures("impatient")
@@ -222,6 +232,19 @@ def test_a_rank_that_answers_nothing_is_known(secret: str) -> None:
         assert silent.hear()[0] == "pong"
         assert peers.unanswering(for_s=60.0) == ()
     assert left == []
+
+
+def test_a_forked_child_does_not_hold_the_links(secret: str) -> None:
+    with (
+        peers_of(FIRST, secret=secret) as (peers, _),
+        Wire(peers.listens_at, secret=secret, rank=4, node="n3") as neighbour,
+    ):
+        neighbour.stand()
+        child = os.fork()
+        if child == 0:
+            os._exit(len([link for link in peers._links if link.fileno() >= 0]))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert peers.neighbours
 
 
 def started(place: Workplace, *nodes: str, ranks: int, **payload: Any) -> JobDescription:
