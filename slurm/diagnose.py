@@ -43,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     log_rules.signs,
     log_rules.bug_before_the_first_step,
     slurm_rules.dead_node,
+    job_rules.waited_in_vain,
     job_rules.void,
     slurm_rules.gone,
 )

@@ -81,6 +81,12 @@ _TABLE = (
     _row(_TELL, "JobHeldAdmin", "an administrator put it on hold and has to release it: ask why"),
     _row(_TELL, "JobHoldMaxRequeue", f"it was requeued too often and is held: {_TO_RELEASE}"),
     _row(
+        _GIVE_UP,
+        "launch fail(ed|ure limit exceeded) requeued held",
+        "Slurm could not launch it and holds it for good: the job's folder cannot be written "
+        "there, or the node's prolog fails; slurmd's log on the node says which",
+    ),
+    _row(
         _TELL,
         ".*requeued.* held( state)?|JobLaunchFailure|SystemFailure",
         f"Slurm failed to start it; slurmd's log on the node says why: {_TO_RELEASE}",

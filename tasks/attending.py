@@ -7,6 +7,7 @@ from functools import cached_property
 
 from slurm.cluster import JobObservation, JobState
 from slurm.diagnose import THE_LOOP, diagnose, is_settled, refusal
+from slurm.diagnosis.job_rules import IN_VAIN, in_vain
 from slurm.pending import Outlook, PendingReason, explain
 from slurm.policy import decide
 from storage.records import Action, Attempt, Decision, Diagnosis, ExitCode, Kind
@@ -187,14 +188,14 @@ class _Case:
         if self._observation is not None and self._observation.state is JobState.ENDED:
             return self._judge()
         token, hopeless = self.attempt.intent.token, self._hopeless
-        kind = Kind.LOST if hopeless is None else Kind.CODE
-        words = f"no job of token {token} has started, and none can any more"
-        if hopeless is not None:
-            words = f"job {self._job_id} would wait for ever: {hopeless}"
-        closing = self._close(Diagnosis(kind=kind, evidence=(words,)))
+        if hopeless is None:
+            words = f"no job of token {token} has started, and none can any more"
+            closing = self._close(Diagnosis(kind=Kind.LOST, evidence=(words,)))
+        else:
+            closing = self._close(in_vain(str(hopeless)))
         if not self._is_alive or self._job_id is None:
             return closing
-        why = "the attempt's start is void" if hopeless is None else f"it waits in vain: {hopeless}"
+        why = "the attempt's start is void" if hopeless is None else f"{IN_VAIN}{hopeless}"
         return self._do(self._cancel(THE_LOOP, why), *closing.steps)
 
     def _over(self) -> Busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -38,6 +39,28 @@ def cancelled_by_a_person(evidence: Evidence) -> Diagnosis | None:
     if cancel is None or cancel.who == THE_LOOP:
         return None
     return Diagnosis(kind=Kind.OPERATOR, evidence=words(f"cancelled by {cancel.who}: {cancel.why}"))
+
+
+IN_VAIN = "it waits in vain: "
+"""How `Cancel.why` begins for a job that the loop ends before Slurm would ever start it."""
+
+_LAUNCH_FAILED = re.compile(r"launch[ _]fail\w*.*held", re.IGNORECASE)
+
+
+def in_vain(reason: str) -> Diagnosis:
+    """What it means that a job waits for what no waiting mends, in Slurm's words and ours."""
+    kind = Kind.OUTPUT if _LAUNCH_FAILED.search(reason) else Kind.CODE
+    return Diagnosis(kind=kind, evidence=words(f"the job would wait for ever: {reason}"))
+
+
+def waited_in_vain(evidence: Evidence) -> Diagnosis | None:
+    """A job that the loop ended for that, by whichever engine: all of them say the same of it."""
+    start, cancel = evidence.attempt.start, evidence.attempt.cancel
+    if start is None or not start.is_void or cancel is None or cancel.who != THE_LOOP:
+        return None
+    if not cancel.why.startswith(IN_VAIN):
+        return None
+    return in_vain(cancel.why.removeprefix(IN_VAIN))
 
 
 def void(evidence: Evidence) -> Diagnosis | None:

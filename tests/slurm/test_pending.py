@@ -67,8 +67,6 @@ TOLD = {
     "JobHoldMaxRequeue",
     "JobLaunchFailure",
     "SystemFailure",
-    "launch failed requeued held",
-    "launch failure limit exceeded requeued held",
     "job requeued in held state",
     "ReqNodeNotAvail",
     "ReqNodeNotAvail, May be reserved for other job",
@@ -98,7 +96,12 @@ TOLD = {
     "AssocGrpCPUMinutesLimit",
     *(f"{who}Grp{what}Minutes" for who in ("QOS", "Assoc") for what in _RESOURCES),
 }
-GIVEN_UP = {"BadConstraints", "DependencyNeverSatisfied"}
+GIVEN_UP = {
+    "BadConstraints",
+    "DependencyNeverSatisfied",
+    "launch failed requeued held",
+    "launch failure limit exceeded requeued held",
+}
 GIVEN_UP_IN_ONE_PARTITION = {
     "PartitionTimeLimit",
     "AccountNotAllowed",

@@ -8,7 +8,7 @@ import pytest
 
 from storage.records import Action, Kind
 from tasks.failures import AttemptFailed
-from tests.tasks.world import STAGE, JobPlan, Plan, World
+from tests.tasks.world import STAGE, Fault, FaultKind, JobPlan, Plan, World
 
 FOLDER = Path("unused")
 
@@ -51,3 +51,19 @@ def test_a_job_that_starts_as_it_is_being_given_up_runs_on() -> None:
         assert attempt.end.diagnosis.kind is expected
         kinds.add(expected)
     assert kinds == {Kind.CODE, Kind.DONE}
+
+
+def test_a_job_that_slurm_could_not_launch_is_sent_once_more_wherever_the_engine_dies() -> None:
+    held = JobPlan(queue_s=1e7, reason="launch failed requeued held")
+    for crash_at in (None, *range(20, 130, 7)):
+        faults = () if crash_at is None else (Fault(0, crash_at, FaultKind.CRASH),)
+        plan = Plan(engines=1, jobs=(held, held, held), faults=faults)
+        world = World(plan, FOLDER, may_fail=True)
+        world.run()
+        ends = [one.end for one in world.open_ledger().attempts(STAGE) if one.end is not None]
+        # An engine that dies before its sbatch leaves an attempt that no job carried.
+        first, second = (end for end in ends if end.diagnosis.kind is not Kind.LOST)
+        assert {one.diagnosis.kind for one in (first, second)} == {Kind.OUTPUT}
+        assert first.decision.action is Action.RESUME
+        assert second.decision.action is Action.GIVE_UP
+        assert "workdir" in second.decision.reason
