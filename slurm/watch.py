@@ -184,7 +184,7 @@ class Watch:
 
     def _run(self, command: Sequence[str], *, timeout_s: float) -> str:
         result = self._commands.run(command, timeout_s=timeout_s)
-        if result.returncode != 0:
+        if result.failed:
             raise CommandFailed(result)
         return result.stdout
 

@@ -93,6 +93,17 @@ def test_an_answer_from_before_what_the_caller_did_is_none(folder: Path) -> None
     assert engine.read(max_age_s=30.0, not_before_s=submitted_at_s) == later
 
 
+def test_an_empty_list_of_a_user_that_cannot_be_looked_up_is_no_answer(folder: Path) -> None:
+    class Nameless(Host):
+        def run(self, command: Sequence[str], *, timeout_s: float = 60.0) -> CommandResult:
+            words = "squeue: error: Invalid user: 0\n"
+            return CommandResult(command=tuple(command), returncode=0, stdout="", stderr=words)
+
+    for place in (folder, None):
+        with pytest.raises(SlurmError, match="Invalid user"):
+            Nameless().engine(place).read(max_age_s=0.5)
+
+
 def test_an_answer_is_as_old_as_the_beginning_of_its_squeue(folder: Path) -> None:
     host = Host(takes_s=20.0)
     page = host.engine(folder).read(max_age_s=30.0)
