@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from slurm.batch import Placement, pass_start
+from slurm.batch import Placement, Signals, pass_start, run_batch
 from slurm.launchers import Ended, Limits, first_failure, run_local, run_srun, srun_command
 from storage.job import JobDescription
 from storage.records import (
@@ -19,6 +20,7 @@ from storage.records import (
     Decision,
     Diagnosis,
     End,
+    Exit,
     ExitCode,
     JobIdentity,
     Kind,
@@ -239,3 +241,42 @@ def test_srun_is_told_everything_by_name(here: Workplace) -> None:
     ):
         assert argument in command
     assert command[-1] == str(Path(job.folder, "job.json"))
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """The batch step takes over signals, which are given back here."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.s3
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("own_signals")
+def test_the_batch_step_does_not_wait_for_srun_when_a_node_is_dead(
+    here: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = replace(here.job(nodes=2), launcher="srun")
+    job.folder.mkdir(parents=True)
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    said = "srun: error: n1: task 0: Exited with exit code 88"
+    srun.write_text(f"#!/bin/sh\necho '{said}' >&2\nexec sleep 1000\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(srun.parent), prepend=os.pathsep)
+    monkeypatch.setattr("slurm.batch.DEAD_NODE_PATIENCE_S", 0.0)
+    job.open_ledger().claim_intent(job.intent)
+    record = Exit(
+        code=ExitCode.PEER_LOST,
+        rank=0,
+        node="n1",
+        blamed_nodes=("n2",),
+        nonce=new_nonce(),
+        at=datetime.now(UTC),
+    )
+    job.open_ledger().claim_exit(job.intent, record)
+    assert run_batch(job, ME, Signals()) == ExitCode.PEER_LOST
+    assert here.exit(job).blamed_nodes == ("n2",)
