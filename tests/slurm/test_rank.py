@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 
 from slurm.job_logs import srun_log
-from slurm.rank import ERROR_CHARACTERS, _another_failed_first, error_text, exit_code_of, run_rank
+from slurm.peers import Loss
+from slurm.rank import (
+    ERROR_CHARACTERS,
+    _another_failed_first,
+    _record_silence,
+    error_text,
+    exit_code_of,
+    run_rank,
+    watched,
+)
 from storage.errors import CheckpointError, DataError, ObjectMissing, SpecError, StoreError
-from storage.job import JobExit
+from storage.job import JobContext, JobExit
 from storage.records import ExitCode
 from tests.ranks import ALONE
 from tests.slurm.jobs import Workplace
@@ -71,6 +80,37 @@ def test_a_rank_that_srun_ends_because_of_another_leaves_the_word_to_it(here: Wo
     assert not _another_failed_first(job, RANK_1)
     srun_log(job.folder).write_text("srun: error: n1: task 0: Killed\n")
     assert _another_failed_first(job, RANK_1)
+
+
+@pytest.mark.s3
+def test_a_node_that_fell_silent_is_written_down(
+    here: Workplace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = here.job()
+    job.open_ledger().claim_intent(job.intent)
+    _record_silence(JobContext(job, RANK_1), Loss(text="n2 is gone", blamed_nodes=("n2",)))
+    word = here.exit(job)
+    assert (word.code, word.rank, word.node) == (ExitCode.PEER_LOST, 1, "n1")
+    assert (word.error, word.blamed_nodes) == ("n2 is gone", ("n2",))
+    assert "test_a_node_that_fell_silent" in capfd.readouterr().err, "the stacks"
+
+
+@pytest.mark.s3
+def test_the_first_rank_of_a_node_tells_where_it_listens(here: Workplace) -> None:
+    job = here.job(nodes=2, ranks=1)
+    first = replace(ALONE, world_size=2, nodes=("n1", "n2"))
+    context = JobContext(job, first)
+    assert context.address_of("n1") == ""
+    with watched(context), context:
+        assert context.listens_at.startswith("127.0.0.1:")
+        assert JobContext(job, RANK_1).address_of("n1") == context.listens_at
+
+
+@pytest.mark.s3
+def test_a_rank_without_peers_is_not_watched(here: Workplace) -> None:
+    context = JobContext(here.job(ranks=1), ALONE)
+    with watched(context):
+        assert context.peers is None
 
 
 @pytest.mark.parametrize("module", ["slurm.batch", "slurm.rank"])
