@@ -98,7 +98,7 @@ class FaultRun:
     unit: Unit
     patience: Patience = PATIENCE
     listener: Listener
-    works: Future[Mapping[str, UnitResult]] = field(init=False)
+    works: Future[Mapping[str, UnitResult]] | None = None
     deed: Future[None] | None = None
 
     def start(self, deed: Callable[[FaultRun], None] | None = None) -> FaultRun:
@@ -122,6 +122,7 @@ class FaultRun:
     def outcome(self) -> Outcome:
         """Waits for the engine's end, good or bad."""
         error: HeadraceError | None = None
+        assert self.works is not None, f"{self.name} was not started"
         try:
             self.works.result(timeout=DEADLINE_S)
         except HeadraceError as caught:
@@ -134,7 +135,7 @@ class FaultRun:
         """The first answer that is none of None, False and nothing."""
         deadline = time.monotonic() + DEADLINE_S
         while not (answer := ask()):
-            if self.works.done():
+            if self.works is not None and self.works.done():
                 # The engine's own words say more than that nothing came.
                 self.works.result()
             is_hopeless = time.monotonic() > deadline or self.site.closing.is_set()

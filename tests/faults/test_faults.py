@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -29,6 +30,12 @@ LONG = frozenset({"time-limit", "deaf"})
 STORE_AWAY_S = 8.0
 
 Deed = Callable[[FaultRun], None]
+
+
+class Begin(Protocol):
+    """Sets a run to work, and whatever shall happen to it."""
+
+    def __call__(self, run: FaultRun, deed: Deed | None = None) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +87,35 @@ def outcomes(site: Site, shaky_store: EmbeddedStore) -> dict[str, FaultRun]:
     return runs
 
 
-def _begin_with_bad_folders(site: Site, begin: Callable[[FaultRun], None]) -> None:
-    one = make_run(site, "output-one", on=("n1", "n2"))
+def _begin_with_bad_folders(site: Site, begin: Begin) -> None:
     every = make_run(site, "output-all", on=REST, faulty_until=0)
-    for run, nodes in ((one, ("n1",)), (every, REST)):
-        run.folder.mkdir()
-        for node in nodes:
-            site.cluster.make_readonly(node, run.folder)
-        begin(run)
+    every.folder.mkdir()
+    for node in REST:
+        site.cluster.make_readonly(node, every.folder)
+    begin(every)
+    _begin_with_one_bad_folder(site, begin)
     scratch = site.workdir / "scratch"
     scratch.mkdir()
     for node in REST:
         site.cluster.make_tiny(node, scratch, size_mb=1)
     begin(make_run(site, "disk", on=REST, part="fill disk", payload={"scratch": str(scratch)}))
+
+
+def _begin_with_one_bad_folder(site: Site, begin: Begin) -> None:
+    """Until its first attempt has ended, another job has all GPUs of the node that is well."""
+    bad, well = "n1", "n2"
+    run = make_run(site, "output-one", on=(bad, well), cluster={"gpus_per_node": 8})
+    run.folder.mkdir()
+    site.cluster.make_readonly(bad, run.folder)
+    taken = ("--parsable", f"--nodelist={well}", "--gpus-per-node=8", "--output=/dev/null")
+    other = site.slurm("sbatch", *taken, "--mem=50M", "--wrap", "sleep 300")
+
+    def free(run: FaultRun) -> None:
+        run.wait_for_end()
+        site.slurm("scancel", other)
+
+    run.until("GPUs to be taken", lambda: site.slurm("squeue", "-h", "-j", other, "-t", "R"))
+    begin(run, free)
 
 
 def _scancel(run: FaultRun) -> None:
