@@ -315,6 +315,8 @@ def _accounting(*, shape: ClusterShape, layout: Layout) -> list[str]:
         f"AccountingStoragePort={SLURMDBD_PORT}",
         # Where the munge socket is named to those who speak to slurmdbd.
         f"AccountingStoragePass={layout.munge_socket}",
+        # As some sites have it: whatever sbatch is given of its caller's environment is kept.
+        "AccountingStoreFlags=job_env",
     ]
     if shape.gpus_per_node:
         lines.append("AccountingStorageTRES=gres/gpu")

@@ -177,7 +177,7 @@ def test_a_pipeline_inside_an_allocation_gets_jobs_as_asked(sent: dict[str, Sent
     assert not (ODD.keys() - ours - {"SLURM_EXPORT_ENV"}) & seen.keys()
 
 
-def test_slurm_is_told_no_secret_of_an_engines_surroundings(
+def test_slurm_stores_no_secret_of_an_engines_surroundings(
     sent: dict[str, Sent], commands: SystemCommands
 ) -> None:
     one = sent["inside"]
@@ -185,6 +185,7 @@ def test_slurm_is_told_no_secret_of_an_engines_surroundings(
     shown = run_checked(commands, ["scontrol", "show", "job", "--details", one.job_id])
     stored = run_checked(commands, ["sacct", "--env-vars", f"--jobs={one.job_id}"])
     assert one.job.intent.token in shown
+    assert "SLURM_SUBMIT_DIR" in stored, "accounting keeps what sbatch was given"
     assert SECRET not in shown + stored
 
 
