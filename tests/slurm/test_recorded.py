@@ -24,14 +24,18 @@ from slurm.answers import (
 )
 from slurm.cluster import JobState, SubmitDoubtful, SubmitLimited
 from slurm.commands import CommandFailed, run_checked
+from slurm.diagnose import diagnose
+from slurm.evidence import Evidence
 from slurm.patience import NO_ANSWER, TRIES, PatientCommands
 from slurm.pending import explain
 from slurm.spec import ClusterSpec
 from slurm.submit import SlurmCluster, read_answer
 from storage.errors import SubmitRejected
+from tests.slurm.attempts import NOW, an_attempt
 from tests.slurm.recorded.expected import (
     ACCEPTED_ALL_THE_SAME,
     ENDS,
+    KINDS,
     LIVES,
     NEVER_ELIGIBLE,
     NODES,
@@ -80,6 +84,12 @@ def test_accounting_says_the_same_by_name_of_what_was_ever_ready_to_start(
         assert seen.by_name.raw_state == "REQUEUED"
     else:
         assert seen.by_name == seen.by_id
+
+
+@pytest.mark.parametrize(("version", "situation"), everywhere(KINDS))
+def test_an_end_has_the_same_cause_in_every_version(version: str, situation: str) -> None:
+    evidence = Evidence(attempt=an_attempt(), job=views(version, situation).by_id, now=NOW, uid=UID)
+    assert diagnose(evidence).kind is KINDS[situation]
 
 
 @pytest.mark.parametrize(("version", "situation"), everywhere(LIVES))

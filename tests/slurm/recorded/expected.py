@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm.pending import Outlook
+from storage.records import Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,22 @@ UNLIKE = {
 
 NEVER_ELIGIBLE = ("cancelled-held", "deadline")
 """Accounting, asked for a span of time, leaves out jobs that were never ready to start in it."""
+
+
+KINDS = {
+    "oom-batch": Kind.MEMORY,
+    "oom-step": Kind.MEMORY,
+    "oom-step-extern": Kind.MEMORY,
+    "unwritable": Kind.OUTPUT,
+    "cancelled-by-user": Kind.OPERATOR,
+    "cancelled-pending": Kind.OPERATOR,
+    "cancelled-by-root": Kind.SITE,
+    "timeout": Kind.TIME,
+    "preempted": Kind.PREEMPTED,
+    "node-fail": Kind.HARDWARE,
+    "killed": Kind.UNKNOWN,
+}
+"""What an attempt died of that left no word of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
