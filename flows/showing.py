@@ -12,6 +12,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.eyes import PrefectEyes
 from flows.opening import base_folder, open_run
+from flows.plain_logs import keep_logs_plain
 from flows.reporting import ReportingEyes
 from flows.spec import PipelineSpec
 from flows.steps import run_stages
@@ -27,6 +28,7 @@ def show_stages(
     spec: PipelineSpec, stages: Sequence[Stage], *, forced: Iterable[Stage] = ()
 ) -> State[Any]:
     """Run `stages` inside a flow; returns how that flow ends."""
+    keep_logs_plain()
     spec = spec.anchored(base_folder())
     report = spec.workdir / spec.run / FILE
     with PrefectEyes(total_steps=spec.total_steps, report=f"report: {report}") as prefect_eyes:

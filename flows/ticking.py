@@ -113,7 +113,9 @@ class _Tick:
         self._file = file
         self._eyes = eyes
         self._stay_s = stay_s
-        digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+        digest = hashlib.sha256(spec.model_dump_json(exclude_defaults=True).encode()).hexdigest()[
+            :16
+        ]
         kept = _read(file)
         is_new = kept is None or kept.spec != digest or (again and _is_over(kept))
         self._request = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
@@ -40,6 +40,8 @@ from storage.spec import StoreSpec
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine
 from tasks.eyes import Eyes, Unseen
+from tasks.memory import Memory
+from tasks.pauses import Paused
 from tasks.runner import UnitResult, carry_out
 from tasks.situation import Patience
 
@@ -167,6 +169,9 @@ class World:
     tolerate: bool = False
     fingerprint: str = FINGERPRINT
     eyes: Eyes = field(default_factory=Unseen)
+    tick_s: float | None = None
+    """Engines that leave where others wait, and that are started again after so many seconds."""
+    memory: Memory = field(default_factory=Memory)
     units: tuple[Unit, ...] = ()
     now_s: float = 0.0
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -296,6 +301,8 @@ class World:
                 doubt_s=4.0, linger_s=2.0, settle_s=2.0, cancel_s=3.0, hopeless_s=5.0
             ),
         )
+        if self.tick_s is not None:
+            engine = replace(engine, memory=self.memory, leaves_at_s=self.now_s)
         try:
             self.results[index] = carry_out(
                 context,
@@ -307,6 +314,9 @@ class World:
             )
         except Killed:
             self.start_engine(index, delay_s=RESTART_S)
+        except Paused:
+            assert self.tick_s is not None
+            self.start_engine(index, delay_s=self.tick_s)
         except HeadraceError as error:
             if not self.may_fail:
                 raise ViolationError(f"engine {index} gave up: {error}; {self.told()}") from error
