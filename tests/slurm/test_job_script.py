@@ -23,6 +23,7 @@ module() {
     case "$2" in
         bad*) echo "Unable to locate a modulefile for '$2'" >&2; return 1 ;;
         python*) export PYTHONPATH=/of/the/module ;;
+        conda*) export PATH="$STAND_INS:$PATH" ;;
     esac
     export LOADED="${LOADED:+$LOADED }$2"
 }
@@ -50,7 +51,7 @@ def run(here: Workplace, *, home: Path | None = None, **fields: Any) -> tuple[in
     spec = ClusterSpec(kind="slurm", **fields)
     lines = preamble(spec, job, Resources(nodes=1, ranks_per_node=1, cpus_per_rank=3))
     show = 'printf "%s\\n" "$OMP_NUM_THREADS" "$LOADED" "$CONDA_PREFIX" "$PYTHONPATH"'
-    environ = {"PATH": f"{STAND_INS}:/usr/bin:/bin"}
+    environ = {"PATH": "/usr/bin:/bin", "STAND_INS": str(STAND_INS)}
     if home is not None:
         environ["MODULESHOME"] = str(home)
     done = subprocess.run(
@@ -83,20 +84,22 @@ def test_a_node_without_modules_says_so(here: Workplace, tmp_path: Path) -> None
     assert "no `module` command" in said
 
 
-def test_conda_is_activated_after_the_modules(
+def test_conda_is_activated_after_the_modules_which_may_bring_it(
     here: Workplace, modules_home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "env" / "bin").mkdir(parents=True)
     environment = str(tmp_path / "env")
-    code, seen, _ = run(here, home=modules_home, modules=("m",), conda=environment)
-    assert (code, seen[1], seen[2]) == (0, "m", environment)
+    code, seen, _ = run(here, home=modules_home, modules=("conda/24",), conda=environment)
+    assert (code, seen[1], seen[2]) == (0, "conda/24", environment)
 
 
-def test_a_conda_environment_that_is_not_there_ends_the_job(here: Workplace) -> None:
-    code, _, said = run(here, conda="/no/such/env")
+def test_a_conda_environment_that_is_not_there_ends_the_job(
+    here: Workplace, modules_home: Path
+) -> None:
+    code, _, said = run(here, home=modules_home, modules=("conda",), conda="/no/such/env")
     assert code == ExitCode.BAD_CONFIG
     assert "cluster.conda: /no/such/env cannot be activated" in said
-    code, _, said = run(here, conda="other", setup=("true",), env={"PATH": "/usr/bin:/bin"})
+    code, _, said = run(here, conda="other")
     assert code == ExitCode.BAD_CONFIG
     assert "no `conda` on PATH" in said
 
