@@ -46,7 +46,7 @@ DEADLINE_S = 280.0
 _POLL_S = 0.2
 
 RETRY = RetrySpec(backoff_s=0.5, backoff_max_s=2.0, heartbeat_s=0.5, lost_after_s=60.0)
-PATIENCE = Patience(doubt_s=4.0, linger_s=6.0, settle_s=60.0, cancel_s=30.0)
+PATIENCE = Patience(doubt_s=4.0, linger_s=6.0, hopeless_s=4.0)
 
 
 @dataclass(frozen=True, kw_only=True)

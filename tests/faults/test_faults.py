@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.timeout(600)]
 
 REST = ("n2", "n3")
 PREEMPTED_ON = ("n4",)
-LONG = frozenset({"time-limit", "deaf"})
+LONG = frozenset({"chain", "deaf"})
 STORE_AWAY_S = 8.0
 
 Deed = Callable[[FaultRun], None]
@@ -57,9 +57,12 @@ def outcomes(site: Site, shaky_store: EmbeddedStore) -> dict[str, FaultRun]:
     def begin(run: FaultRun, deed: Deed | None = None) -> None:
         runs[run.name] = run.start(deed)
 
+    _begin_with_one_bad_folder(site, begin)
     short = {"partition": "short"}
-    begin(make_run(site, "time-limit", on=("n1",), part="train", time_limit_min=1, cluster=short))
-    begin(make_run(site, "deaf", on=("n1",), part="train deaf", time_limit_min=1, cluster=short))
+    minute = {"on": ("n1",), "time_limit_min": 1, "cluster": short}
+    begin(make_run(site, "chain", part="train", faulty_until=2, **minute))
+    begin(make_run(site, "deaf", part="train deaf", **minute))
+    begin(make_run(site, "in-vain", on=REST, time_limit_min=10, cluster=short))
     begin(make_run(site, "preempted", on=PREEMPTED_ON, part="train deaf"))
     begin(
         make_run(site, "polite", on=PREEMPTED_ON, part="train"),
@@ -305,6 +308,19 @@ def test_an_sbatch_that_lands_after_all_is_fenced(
     assert run.marks("worked", attempt=1) == ()
 
 
+def test_a_job_that_would_wait_for_ever_is_given_up(
+    site: Site, outcomes: dict[str, FaultRun]
+) -> None:
+    """Ten minutes in a partition of two: Slurm takes the job, and never starts it."""
+    outcome = outcomes["in-vain"].outcome
+    assert outcome.diagnosis().kind is Kind.CODE, outcome.story
+    assert "PartitionTimeLimit" in outcome.diagnosis().message
+    assert outcome.diagnosis().culprit_nodes == ()
+    gave_up(outcome)
+    token = outcome.intent(1).token
+    assert site.slurm("squeue", "-h", "-n", token, "-t", "PD,R") == ""
+
+
 def test_a_preempted_job_is_resumed_from_its_commit_at_once(
     outcomes: dict[str, FaultRun],
 ) -> None:
@@ -343,13 +359,27 @@ def test_a_job_loses_its_only_node(cut: dict[str, FaultRun]) -> None:
     assert outcome.newly_excluded(2) == set(outcome.diagnosis().culprit_nodes)
 
 
-@pytest.mark.parametrize("name", sorted(LONG))
-def test_a_job_at_its_time_limit_goes_on_from_its_commit(
-    name: str, outcomes: dict[str, FaultRun]
+def test_a_job_ended_at_its_time_limit_goes_on_from_its_commit(
+    outcomes: dict[str, FaultRun],
 ) -> None:
-    outcome = outcomes[name].outcome
+    outcome = outcomes["deaf"].outcome
     assert outcome.diagnosis().kind is Kind.TIME, outcome.story
     assert outcome.diagnosis().culprit_nodes == ()
     assert (outcome.decision().action, outcome.decision().delay_s) == (Action.RESUME, 0)
     resumed(outcome, floor=True)
     assert outcome.newly_excluded(2) == set()
+
+
+def test_a_run_longer_than_the_limit_goes_on_through_several_jobs(
+    outcomes: dict[str, FaultRun],
+) -> None:
+    outcome = outcomes["chain"].outcome
+    assert outcome.done, outcome.story
+    kinds = [outcome.diagnosis(one.number).kind for one in outcome.attempts]
+    assert kinds == [Kind.TIME, Kind.TIME, Kind.DONE], outcome.story
+    floors = [one.intent.floor for one in outcome.attempts]
+    assert floors == [None, outcome.commit(5, attempt=1), outcome.commit(10, attempt=2)]
+    for number in (1, 2):
+        assert outcome.decision(number).action is Action.RESUME
+        assert outcome.decision(number).delay_s == 0
+        assert outcome.newly_excluded(number + 1) == set()
