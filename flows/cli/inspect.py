@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
-    from flows.spec import PipelineSpec
     from storage.records import Attempt
     from tasks.documents import Table
 
@@ -26,13 +25,13 @@ def status(
     ] = None,
 ) -> None:
     """Show a run's stages, attempts and checkpoints."""
-    from flows.loading import load_spec
     from flows.opening import open_ledger
+    from flows.recalling import spec_of_run
     from storage.errors import HeadraceError
     from tasks.documents import Table
     from tasks.report import PAGE, checkpoints_table, gather, overview
 
-    found = _remembered(run) if spec is None else load_spec(spec).renamed(run)
+    found = spec_of_run(run, spec)
     with open_ledger(found) as (store, ledger):
         view = gather(ledger)
     if view.record is None:
@@ -51,23 +50,6 @@ def status(
     folder = found.workdir / run
     console.print(f"Logs: {folder}/<stage>/<attempt>/", highlight=False, soft_wrap=True)
     console.print(f"Report: {folder / PAGE}", highlight=False, soft_wrap=True)
-
-
-def _remembered(run: str) -> PipelineSpec:
-    from pydantic import ValidationError
-
-    from flows.home import Home
-    from flows.spec import PipelineSpec
-    from storage.errors import SpecError
-
-    kept = Home.of_user().recall_run(run)
-    try:
-        return PipelineSpec.model_validate_json(kept)
-    except ValidationError:
-        raise SpecError(
-            f"what was kept of run {run!r} is of another version of Headrace; name its file with "
-            "--spec"
-        ) from None
 
 
 def _line(attempt: Attempt) -> str:
