@@ -24,6 +24,7 @@ from storage.records import (
     Stage,
     StageRecord,
 )
+from tasks.attending import FINAL
 from tasks.durations import spell_duration
 from tasks.last_word import LastWord, Standing, last_word
 from tasks.waiting import waits_for
@@ -224,7 +225,8 @@ class _Teller:
         told = [beat.step for beat in attempt.heartbeats if beat.step is not None]
         kept = [step for step, number in self.story.commits if number == attempt.number]
         is_train = attempt.intent.stage is Stage.TRAIN
-        if not told and attempt.resume is None:
+        counts_steps = is_train or attempt.intent.stage is Stage.SMOKE
+        if not counts_steps or (not told and attempt.resume is None):
             return None
         words = []
         if attempt.resume is not None:
@@ -269,9 +271,10 @@ class _Teller:
         follower = next((one for one in attempts if one.intent.after == attempt.number), None)
         if follower is not None:
             made = self._at(follower.intent.created_at, after=attempt.end.at)
-            yield Line(text=f"{_title(follower)}, at {made}", indent=4, label="next")
+            again = " (asked for again)" if decision.action in FINAL else ""
+            yield Line(text=f"{_title(follower)}, at {made}{again}", indent=4, label="next")
             return
-        if decision.action in {Action.GIVE_UP, Action.STOP}:
+        if decision.action in FINAL:
             return
         refusal = self.story.refusals.get(attempt.intent.stage)
         if refusal is not None and refusal.after == attempts[-1].number:

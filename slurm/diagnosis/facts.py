@@ -100,14 +100,19 @@ def slurm_codes(job: JobObservation | None) -> list[int]:
 
 
 def killed_by(evidence: Evidence) -> signal.Signals | None:
-    """The signal that ended the job's first failed process, where one did."""
+    """The signal that ended the job's first failed process, or the command that it ran."""
     word, job = evidence.attempt.exit, evidence.job
-    number = 0
     if word is not None:
-        number = word.code - 128
-    elif job is not None and (found := re.fullmatch(r"0:(\d+)", job.exit_code)):
-        number = int(found[1])
-    return signal.Signals(number) if number in set(signal.Signals) else None
+        named = _ENDED_BY.search(word.error.partition("\n")[0])
+        if named is not None:
+            return _SIGNALS.get(named[1])
+        return next((one for one in signal.Signals if one == word.code - 128), None)
+    found = re.fullmatch(r"0:(\d+)", job.exit_code) if job is not None else None
+    return next((one for one in signal.Signals if found and one == int(found[1])), None)
+
+
+_ENDED_BY = re.compile(r"\b(?:left|ended) with (SIG[A-Z]+)$")
+_SIGNALS = {one.name: one for one in signal.Signals}
 
 
 def memory_words(evidence: Evidence) -> str:

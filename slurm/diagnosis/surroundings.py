@@ -5,6 +5,7 @@ They are kept with the diagnosis, since logs are deleted and Slurm forgets.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from slurm.cluster import JobObservation, JobState, StepRecord
@@ -23,6 +24,8 @@ _LOGS = 3
 _LOG_LINES = 3
 _LOG_LINE_CHARACTERS = 240
 _MAX_NODES = 8
+_FORMALITY = re.compile(r"headrace: (job \S+ on |leaving with )")
+"""How the batch step begins and ends every job."""
 
 
 def surroundings(evidence: Evidence) -> tuple[str, ...]:
@@ -84,7 +87,12 @@ def _is_odd(evidence: Evidence, node: str) -> bool:
 
 
 def _last_lines(evidence: Evidence) -> Iterator[str]:
-    for part in evidence.logs[:_LOGS]:
-        told = [line.strip() for line in part.text.splitlines() if line.strip()]
+    """What ranks said last, then srun, then the batch step."""
+    for part in sorted(evidence.logs, key=lambda one: one.rank is None)[:_LOGS]:
+        told = [line.strip() for line in part.text.splitlines() if _says_something(line)]
         for line in told[-_LOG_LINES:]:
             yield f"{part.name or 'log'}: {line[:_LOG_LINE_CHARACTERS]}"
+
+
+def _says_something(line: str) -> bool:
+    return bool(line.strip()) and not _FORMALITY.match(line)

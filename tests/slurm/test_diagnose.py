@@ -446,6 +446,12 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
         (),
         "nobody signs a SIGKILL",
     ),
+    "a command that was killed": (
+        seen(an_exit(1, "`torchrun x.py` left with SIGKILL\nstep 3"), beats=EVEN),
+        Kind.UNKNOWN,
+        (),
+        "nobody signs a SIGKILL",
+    ),
     "killed without a word": (seen(job=job("FAILED", "0:9")), Kind.UNKNOWN, (), "by SIGKILL"),
     "an odd error": (seen(an_exit(1, ODD)), Kind.UNKNOWN, (), "something strange"),
     "failed without a word": (
@@ -480,7 +486,10 @@ def test_evidence_keeps_what_logs_and_slurm_will_have_forgotten() -> None:
         with_memory(job("FAILED", "137:0", {"0": ("FAILED", "137:0")}), asked="4G", held="2G"),
         {"n1": UP, "n2": replace(UP, name="n2", reason="was slow")},
         beats=EVEN,
-        logs=(batch("headrace: job 7"), of_rank(1, "step 40\n\nlast words")),
+        logs=(
+            batch("headrace: job 7 on n1\nslurmstepd: odd\nheadrace: leaving with 1"),
+            of_rank(1, "step 40\n\nlast words"),
+        ),
     )
     lines = diagnose(told).evidence
     for line in (
@@ -488,10 +497,11 @@ def test_evidence_keeps_what_logs_and_slurm_will_have_forgotten() -> None:
         "exit record: code 137 by rank 1 on n2",
         "last step told: 40",
         "node n2: idle was slow",
-        "batch.log: headrace: job 7",
+        "batch.log: slurmstepd: odd",
         "rank 1 on n2: last words",
     ):
         assert line in lines, lines
+    assert not any("leaving with" in line for line in lines)
     assert any(line.startswith("memory: asked for 4G") for line in lines)
 
 

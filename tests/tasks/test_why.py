@@ -334,6 +334,14 @@ def test_an_end_with_nothing_after_it_is_told_as_between_two_attempts() -> None:
     assert "next      no other attempt was made yet" in between
 
 
+def test_an_attempt_that_a_person_asked_for_after_a_give_up_is_told_as_such() -> None:
+    gave_up = closed(Kind.CODE, Action.GIVE_UP, "a mistake", "TypeError", minute=4)
+    anew = made(2, minute=9)
+    assert "attempt 2, at 12:09:00 (asked for again)" in told(
+        story(made(1, minute=2, end=gave_up), anew)
+    )
+
+
 def test_times_are_the_readers() -> None:
     lines = explain(story(CUT), now=at(60), zone=timezone(timedelta(hours=2)))
     assert any("2026-03-01 14:02:30 to 14:16:12" in line.text for line in lines)
