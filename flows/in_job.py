@@ -59,10 +59,10 @@ def send_engine(
         SpecError: the spec's cluster has no allocations.
         HeadraceError: the store cannot be reached from here, or sbatch refused the job.
     """
-    if spec.cluster.kind != "slurm":
+    if not spec.cluster.spans_hosts:
         raise SpecError(
-            f"cluster.kind: value {spec.cluster.kind!r} has no allocations for --in-job; leave "
-            "--in-job out, or use `kind: slurm`"
+            "cluster.kind: local has no allocations for --in-job; leave --in-job out, or use "
+            "`kind: slurm`"
         )
     folder = spec.workdir / spec.run / "engine"
     folder.mkdir(parents=True, exist_ok=True)

@@ -29,10 +29,10 @@ def tidy(specs: Iterable[PipelineSpec]) -> Iterator[str]:
 
     Where the queue holds no job of a run, its store is not even asked.
     """
-    queues: dict[tuple[str, Path | None, Path], Mapping[str, JobObservation]] = {}
+    queues: dict[Path | None, Mapping[str, JobObservation]] = {}
     for spec in specs:
-        kind = spec.cluster.kind
-        site = (kind, spec.cluster.slurm_conf, spec.workdir if kind == "local" else Path())
+        # Where jobs stay on this host, each workdir has a queue of its own.
+        site = spec.cluster.slurm_conf if spec.cluster.spans_hosts else spec.workdir
         cluster = open_cluster(spec.cluster, workdir=spec.workdir)
         try:
             if site not in queues:

@@ -82,7 +82,7 @@ _TABLE = (
     _row(_TELL, "JobHoldMaxRequeue", f"it was requeued too often and is held: {_TO_RELEASE}"),
     _row(
         _GIVE_UP,
-        "launch fail(ed|ure limit exceeded) requeued held",
+        "launch (failed|failure limit exceeded) requeued held",
         "Slurm could not launch it and holds it for good: the job's folder cannot be written "
         "there, or the node's prolog fails; slurmd's log on the node says which",
     ),

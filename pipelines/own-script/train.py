@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS = 200
 SAVE_EVERY = 50
 
+
 def save(folder, model, step):
     if dist.get_rank() == 0:
         new = folder / "new.pt"

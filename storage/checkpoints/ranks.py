@@ -44,7 +44,7 @@ class _Failure:
             rank=rank,
             kind=kind,
             code=error.code if isinstance(error, JobExit) else None,
-            text=f"{told}{error}",
+            text=told,
         )
 
     def exception(self) -> HeadraceError:

@@ -169,7 +169,7 @@ def test_each_of_several_mistakes_is_told_once_in_the_order_of_lines(write) -> N
 
 def test_a_missing_field_says_what_it_is_for(write) -> None:
     (message,) = told(write("run: a\n"))
-    assert message.startswith("1: data: is missing")
+    assert message.startswith("1: data: data is missing: name the documents to train on")
 
 
 @pytest.mark.parametrize(
