@@ -119,7 +119,7 @@ class SharedQueue:
                 if self._is_overdue(lock, waited_s=self._clock() - begin_s):
                     return self._ask()
                 self._sleep(_LOCK_POLL_S)
-            os.pwrite(lock.fileno(), f"{self._clock():.3f}".encode(), 0)
+            os.pwrite(lock.fileno(), repr(self._clock()).encode(), 0)
             try:
                 return self._usable(self._load(folder), oldest_s) or self._ask()
             finally:

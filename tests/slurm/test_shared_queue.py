@@ -300,14 +300,14 @@ def start_engine(folder: Path, *, looks: int, takes_s: float) -> subprocess.Pope
 
 
 def test_processes_side_by_side_call_squeue_once_an_interval(folder: Path) -> None:
-    processes = [start_engine(folder, looks=12, takes_s=0.05) for _ in range(4)]
+    processes = [start_engine(folder, looks=8, takes_s=0.05) for _ in range(4)]
     printed = [process.communicate()[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
-    assert [len(times) for times in printed] == [12] * 4
+    assert [len(times) for times in printed] == [8] * 4
     begins = sorted({float(one) for times in printed for one in times})
     assert len((folder.parent / "calls").read_text()) == len(begins)
     distances = [later - earlier for earlier, later in itertools.pairwise(begins)]
-    assert all(distance >= SHORTEST_S - 0.001 for distance in distances)
+    assert min(distances) >= SHORTEST_S - 0.001, begins
 
 
 def test_a_process_killed_within_its_squeue_leaves_no_lock_and_no_half_page(folder: Path) -> None:
