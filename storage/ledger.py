@@ -106,6 +106,16 @@ class Ledger:
             heartbeats=self.heartbeats(stage, number),
         )
 
+    def has_news(self, attempt: Attempt) -> bool:
+        """Whether an attempt has left, or was told to, since it was read: two cheap questions."""
+        known = {"exit": attempt.exit, "cancel": attempt.cancel}
+        keys = (
+            self.keys.attempt_record(attempt.intent.stage, attempt.number, name)
+            for name, record in known.items()
+            if record is None
+        )
+        return any(self.store.head(key) is not None for key in keys)
+
     def ends(self, stage: Stage) -> Iterator[Attempt]:
         """The closed attempts of a stage, each with its intent and end alone."""
         number = 1

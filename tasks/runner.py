@@ -8,7 +8,7 @@ one case, not three.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -30,6 +30,9 @@ from tasks.telling import Teller
 
 STORE_PATIENCE_S = 900.0
 CANCEL_POLL_S = 2.0
+NEWS_POLL_S = 4.0
+"""Between two looks, an old job's records are asked so often whether it has left."""
+_MOST_ASKED_FOR_NEWS = 16
 _SLACK_S = 5.0
 
 
@@ -140,6 +143,7 @@ class _Runner:
         self._planned_s = 0.0
         self._cancelled = False
         self._cancel_polled_at_s = float("-inf")
+        self._asked_for_news_at_s = float("-inf")
 
     def run(self) -> Mapping[str, UnitResult]:
         while True:
@@ -292,9 +296,9 @@ class _Runner:
 
     def _sleep(self, seconds: float) -> None:
         self._planned_s += seconds
-        self._rest(seconds)
+        self._rest(seconds, until=self._has_news)
 
-    def _rest(self, seconds: float) -> None:
+    def _rest(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> None:
         """Sleeps, but hears within moments that a person wants the end, or the engine to go."""
         until_s = self._clock.monotonic() + seconds
         if until_s > self._engine.leaves_at_s:
@@ -302,6 +306,21 @@ class _Runner:
         while not self._cancelled and (left_s := until_s - self._clock.monotonic()) > 0:
             self._clock.sleep(min(left_s, CANCEL_POLL_S))
             self._poll_cancel()
+            if left_s > CANCEL_POLL_S and until():
+                return
+
+    def _has_news(self) -> bool:
+        """The queue is looked at seldom while a job is old; its last word is not left waiting."""
+        now_s = self._clock.monotonic()
+        if now_s - self._asked_for_news_at_s < NEWS_POLL_S:
+            return False
+        self._asked_for_news_at_s = now_s
+        try:
+            asked = self._view.open_attempts[:_MOST_ASKED_FOR_NEWS]
+            return any(self._ledger.has_news(one) for one in asked)
+        except StoreError:
+            # The next look finds out for itself, and waits.
+            return False
 
     def _pause(self, wait_s: float) -> Paused:
         """Leaves behind what the next engine should know."""

@@ -14,6 +14,7 @@ from storage.records import Action, Attempt, ExitCode, Kind, Why
 from tasks.context import Unit
 from tasks.eyes import Eyes
 from tasks.failures import AttemptFailed, RunCancelled
+from tasks.runner import CANCEL_POLL_S, NEWS_POLL_S
 from tests.tasks.world import (
     STAGE,
     Answer,
@@ -285,3 +286,15 @@ def test_the_result_of_another_fingerprint_is_awaited_but_does_not_count() -> No
     assert first.intent.fingerprint != second.intent.fingerprint
     assert kinds(world) == [Kind.DONE, Kind.DONE]
     assert world.results[0]["u0"].attempt.number == 2
+
+
+@pytest.mark.parametrize("run_s", [3601.0, 3608.0, 3615.0, 3622.0])
+def test_an_old_jobs_last_word_is_heard_within_moments(run_s: float) -> None:
+    """Its place in the queue is looked at every 30 s by then."""
+    world = World(one_engine(JobPlan(run_s=run_s, fate=Fate.RESUME), JobPlan()), FOLDER)
+    world.run()
+    first, second = attempts(world)
+    assert first.exit is not None
+    heard_s = (second.intent.created_at - first.exit.at).total_seconds()
+    # In the model's own time, which no busy machine stretches.
+    assert heard_s < NEWS_POLL_S + CANCEL_POLL_S + 2.0
