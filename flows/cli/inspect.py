@@ -47,6 +47,7 @@ def status(
     for block in checkpoints_table(view):
         if isinstance(block, Table):
             console.print(_table(block))
+    console.print(f"Why: headrace why {run}", highlight=False, soft_wrap=True)
     folder = found.workdir / run
     console.print(f"Logs: {folder}/<stage>/<attempt>/", highlight=False, soft_wrap=True)
     console.print(f"Report: {folder / PAGE}", highlight=False, soft_wrap=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.policy import decide
+from slurm.policy import BUDGETS, decide
 from slurm.spec import RetrySpec
 from storage.records import Action, Attempt, Decision, Diagnosis, Kind, Resume
 from tests.slurm.attempts import NOW, an_attempt, an_exit, beat, commit, ended
@@ -267,3 +268,13 @@ def test_waiting_for_the_site_lengthens_no_other_delay() -> None:
     history = failed(*[Kind.LIMIT] * 20)
     assert judge(Kind.HARDWARE, culprits=("n1",), history=history).delay_s == 0
     assert judge(Kind.STORAGE, history=history).delay_s <= RETRY.backoff_s
+
+
+def test_the_page_on_attempts_names_every_kind_and_every_budget_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "attempts.md").read_text()
+    # A fenced job is another attempt's, and is not diagnosed.
+    unnamed = {kind for kind in Kind if f"`{kind.value}`" not in page} - {Kind.FENCED}
+    assert not unnamed
+    defaults = RetrySpec()
+    for name in (*sorted(set(BUDGETS.values())), "exclude_h", "max_excluded_ratio", "backoff_s"):
+        assert f"  {name}: {getattr(defaults, name):g}" in page
