@@ -44,6 +44,7 @@ DOUBT_S = 1.0
 END_PATIENCE_S = 3.0
 """After a rank has ended without leave, the others wait so long for whoever ends them."""
 RECORD_DEADLINE_S = 5.0
+SAY_DEADLINE_S = 1.0
 _DIAL_FIRST_S, _DIAL_LAST_S = 0.1, 5.0
 
 
@@ -331,4 +332,8 @@ class Peers:
 
 
 def _say(words: str) -> None:
-    print(f"headrace: {words}", flush=True)
+    """A log that cannot be written, since its file system went with the node, holds nobody up."""
+    line, whole = f"headrace: {words}\n", {"end": "", "flush": True}
+    writer = threading.Thread(target=print, args=(line,), kwargs=whole, daemon=True)
+    writer.start()
+    writer.join(SAY_DEADLINE_S)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from slurm.job_logs import srun_log
+from slurm.job_logs import element_folder, srun_log
 from slurm.launchers import first_failure
 from slurm.log_patterns import Sign, find_sign, is_peer_loss
 from slurm.log_tails import shorten, tail
@@ -72,7 +72,10 @@ def error_text(error: BaseException) -> str:
 
 
 def run_rank(job: JobDescription, identity: RankIdentity) -> int:
-    """Run the entry and return the code to leave with."""
+    """Run the entry and return the code to leave with.
+
+    What an entry returns says that the attempt's work is done; None, that an element's part is.
+    """
     ledger: Ledger | None = None
     try:
         context = JobContext(job, identity)
@@ -82,7 +85,9 @@ def run_rank(job: JobDescription, identity: RankIdentity) -> int:
         if identity.rank != 0:
             return ExitCode.DONE
         done = _exit(identity, ExitCode.DONE, outputs=dict(outputs or {}))
-        return ledger.claim_exit(job.intent, done).record.code
+        if outputs is not None and identity.element is not None:
+            ledger.claim_exit(job.intent, done)
+        return ledger.claim_word(job.intent, done).record.code
     except BaseException as error:
         traceback.print_exc()
         code = exit_code_of(error)
@@ -124,11 +129,11 @@ def _host(job: JobDescription, identity: RankIdentity) -> str:
 
 
 def _record_silence(context: JobContext, loss: Loss) -> None:
-    faulthandler.dump_traceback(all_threads=True)
     word = _exit(
         context.identity, ExitCode.PEER_LOST, error=loss.text, blamed_nodes=loss.blamed_nodes
     )
     _leave_word(context.job, context.ledger, word)
+    faulthandler.dump_traceback(all_threads=True)
 
 
 def _another_failed_first(job: JobDescription, identity: RankIdentity) -> bool:
@@ -136,13 +141,15 @@ def _another_failed_first(job: JobDescription, identity: RankIdentity) -> bool:
 
     A rank that is told to end often says "resume me", which would hide why.
     """
-    first = first_failure(tail(srun_log(job.folder), size_bytes=_SRUN_BYTES))
+    folder = element_folder(job.folder, identity.element)
+    first = first_failure(tail(srun_log(folder), size_bytes=_SRUN_BYTES))
     return first is not None and first.rank != identity.rank
 
 
 def _exit(identity: RankIdentity, code: ExitCode, **words: object) -> Exit:
     return Exit(
         code=code,
+        element=identity.element,
         rank=identity.rank,
         node=identity.node,
         nonce=new_nonce(),
@@ -154,7 +161,7 @@ def _exit(identity: RankIdentity, code: ExitCode, **words: object) -> Exit:
 def _leave_word(job: JobDescription, ledger: Ledger | None, record: Exit) -> None:
     """Write the exit record if that can be done; the batch step writes one where it cannot."""
     try:
-        (ledger or job.open_ledger()).claim_exit(job.intent, record)
+        (ledger or job.open_ledger()).claim_word(job.intent, record)
     except HeadraceError as error:
         print(f"headrace: exit record not written: {error}", file=sys.stderr, flush=True)
 
