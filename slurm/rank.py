@@ -108,7 +108,8 @@ def watched(context: JobContext) -> AbstractContextManager[object]:
     try:
         peers = Peers(
             identity,
-            secret=job.intent.nonce,
+            # The elements of an array are jobs of one intent, and may share a node.
+            secret=f"{job.intent.nonce}-{identity.element}",
             host=_host(job, identity),
             address_of=context.address_of,
             on_silence=partial(_record_silence, context),
