@@ -19,6 +19,7 @@ from storage.records import (
     End,
     ExitCode,
     Intent,
+    Kind,
     Refusal,
     Stage,
     Start,
@@ -26,7 +27,7 @@ from storage.records import (
 )
 from tasks.context import RunContext
 from tasks.engine import Engine
-from tasks.exclusions import Exclusion, exclusions
+from tasks.exclusions import Exclusion, exclusions, passed_nodes
 from tasks.jobs import describe, resources
 from tasks.situation import (
     Allocate,
@@ -35,6 +36,7 @@ from tasks.situation import (
     Gather,
     GiveUp,
     Order,
+    Quote,
     Rejected,
     Situation,
     Step,
@@ -65,7 +67,7 @@ class Deeds:
         self._engine = engine
         self._clock = engine.clock
         self._earlier_ends: tuple[Attempt, ...] = ()
-        self._validated_at: datetime | None = None
+        self._passed_at: Mapping[str, datetime] = {}
         self._findings = Findings()
         self.submissions: dict[str, Submission | Rejected] = {}
         self.cancelled_at_s: dict[int, float] = {}
@@ -74,8 +76,7 @@ class Deeds:
     def prepare(self) -> None:
         """Read once what earlier attempts, of all stages, have decided about nodes."""
         self._earlier_ends = tuple(one for stage in Stage for one in self._ledger.ends(stage))
-        validations = self._ledger.stage_records(Stage.VALIDATE)
-        self._validated_at = validations[-1].at if validations else None
+        self._passed_at = passed_nodes(self._ledger.stage_records(Stage.VALIDATE))
 
     def take_findings(self) -> Findings:
         """Hand out the findings and forget them: by the next look they are stale."""
@@ -96,6 +97,8 @@ class Deeds:
                 self._ledger.claim_start(step.attempt.intent, start)
             case CancelJob():
                 self._cancel(step)
+            case Quote():
+                self._ledger.claim_exit(step.attempt.intent, step.word)
             case Gather():
                 self._gather(step.attempt, order, seen)
             case Close():
@@ -123,7 +126,7 @@ class Deeds:
             by_spec=self._context.cluster_spec.exclude,
             unfit=self._context.unfit_nodes,
             closed=(*self._earlier_ends, *seen.attempts),
-            validated_at=self._validated_at,
+            passed_at=self._passed_at,
             now=self._clock.now(),
             exclude_h=self._context.retry.exclude_h,
         )
@@ -144,6 +147,7 @@ class Deeds:
             after=None if after is None else after.number,
             nodes=unit.nodes,
             ranks_per_node=unit.ranks_per_node,
+            elements=self._elements(unit, after),
             node_list=unit.node_list,
             excluded=step.excluded,
             fingerprint=order.fingerprint,
@@ -155,6 +159,17 @@ class Deeds:
         # Before the claim: should its answer be lost, the intent is still known as ours.
         self.submissions[nonce] = Submission.DUE
         return self._ledger.claim_intent(intent).won
+
+    def _elements(self, unit: Unit, after: Attempt | None) -> int:
+        """As many as the unit and the site take. Each counts as a job against the site's limits, so
+        an array that was one too many is halved."""
+        if unit.elements == 1:
+            return 1
+        wanted = unit.elements
+        if after is not None and after.end is not None:
+            was_too_large = after.end.diagnosis.kind is Kind.LIMIT
+            wanted = max(1, after.intent.elements // 2) if was_too_large else wanted
+        return min(wanted, self._cluster.max_elements)
 
     def _ceiling(self, after: Attempt | None) -> int | None:
         """The step beyond which the next attempt may load nothing: what a step back ordered.
@@ -175,7 +190,8 @@ class Deeds:
         job = describe(self._context, intent, unit)
         try:
             job_id = self._cluster.submit(
-                job, resources(self._context, unit, excluded=intent.excluded)
+                job,
+                resources(self._context, unit, elements=intent.elements, excluded=intent.excluded),
             )
         except SubmitLimited as error:
             self.submissions[intent.nonce] = Rejected(message=str(error), for_now=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from slurm.policy import SUSPICIONS
-from storage.records import Attempt
+from storage.records import Attempt, StageRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,15 @@ def exclusions(
     by_spec: Iterable[str],
     unfit: Iterable[str],
     closed: Iterable[Attempt],
-    validated_at: datetime | None,
+    passed_at: Mapping[str, datetime],
     now: datetime,
     exclude_h: float,
 ) -> dict[str, Exclusion]:
     """Each node that is excluded now.
 
     What an attempt decided holds for `exclude_h`, and no longer than until a validation passes the
-    node, which is the newer word. A suspicion is proven when a second attempt has the same one.
+    node, which is the newer word: `passed_at` says when that was last. A suspicion is proven when a
+    second attempt has the same one.
     """
     term = timedelta(hours=exclude_h)
     found: dict[str, Exclusion] = {}
@@ -49,10 +50,10 @@ def exclusions(
         end = attempt.end
         if end is None or now >= end.at + term:
             continue
-        if validated_at is not None and end.at <= validated_at:
-            continue
         kind = end.diagnosis.kind
         for node in end.decision.exclude_nodes:
+            if node in passed_at and end.at <= passed_at[node]:
+                continue
             before = found.get(node)
             place = f"{attempt.intent.stage} attempt {attempt.number}"
             found[node] = Exclusion(
@@ -66,6 +67,16 @@ def exclusions(
     found |= {node: Exclusion(reason="unfit by validation") for node in unfit}
     found |= {node: Exclusion(reason="cluster.exclude") for node in by_spec}
     return found
+
+
+def passed_nodes(validations: Iterable[StageRecord]) -> dict[str, datetime]:
+    """When each node was last probed and found fit. A busy node that kept its verdict was not."""
+    return {
+        str(one["node"]): record.at
+        for record in sorted(validations, key=lambda record: record.at)
+        for one in record.outputs.get("nodes", ())
+        if one["node"] in record.outputs["healthy"] and one["measures"]
+    }
 
 
 def _ended_at(attempt: Attempt) -> tuple[bool, datetime]:

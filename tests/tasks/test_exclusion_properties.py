@@ -73,7 +73,7 @@ def test_a_job_has_nodes_left_or_the_refusal_names_those_that_are_gone(
     attempts = closed(found)
     there = NAMES[:num_nodes]
     out = exclusions(
-        by_spec=by_spec, unfit=(), closed=attempts, validated_at=None, now=NOW, exclude_h=24
+        by_spec=by_spec, unfit=(), closed=attempts, passed_at={}, now=NOW, exclude_h=24
     )
     order = replace(
         ORDER,
@@ -101,7 +101,7 @@ def test_a_job_has_nodes_left_or_the_refusal_names_those_that_are_gone(
 def test_nobody_is_excluded_beyond_the_term(found: list[tuple[Kind, tuple[str, ...], int]]) -> None:
     recent = {name for _, blamed, age_h in found if age_h < 24 for name in blamed}
     out = exclusions(
-        by_spec=(), unfit=(), closed=closed(found), validated_at=None, now=NOW, exclude_h=24
+        by_spec=(), unfit=(), closed=closed(found), passed_at={}, now=NOW, exclude_h=24
     )
     assert out.keys() == recent
     assert all(one.until is not None and one.until > NOW for one in out.values())

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from slurm.spec import RetrySpec
-from storage.records import Action, Attempt, Kind
+from storage.records import Action, Attempt, Kind, Stage, StageRecord
 from tasks.attempts import advance
-from tasks.exclusions import Exclusion, exclusions
+from tasks.exclusions import Exclusion, exclusions, passed_nodes
 from tasks.situation import Allocate, GiveUp
 from tests.tasks.test_attempts import NOW, ORDER, UNIT, end, nodes, only, situation, started
 
@@ -21,22 +21,45 @@ def blaming(number: int, kind: Kind, *names: str) -> Attempt:
 
 
 def found(*closed: Attempt, age_h: float = 0.0, **changes: object) -> Mapping[str, Exclusion]:
-    values: dict[str, object] = {"by_spec": (), "unfit": (), "validated_at": None, "exclude_h": 24}
+    values: dict[str, object] = {"by_spec": (), "unfit": (), "passed_at": {}, "exclude_h": 24}
     now = ENDED + timedelta(hours=age_h)
     return exclusions(closed=closed, now=now, **(values | changes))  # type: ignore[arg-type]
 
 
-def test_a_validation_is_a_newer_word_than_an_earlier_blame() -> None:
-    blamed = blaming(1, Kind.HARDWARE, "n2")
+def test_a_validation_that_passes_a_node_is_a_newer_word_than_an_earlier_blame() -> None:
+    blamed = blaming(1, Kind.HARDWARE, "n2", "n3")
 
     def told(**changes: object) -> Mapping[str, str]:
         seen = found(blamed, by_spec=["n9"], unfit=["n4"], **changes)
         return {name: one.reason for name, one in seen.items()}
 
-    fixed = {"n9": "cluster.exclude", "n4": "unfit by validation"}
-    assert told() == {**fixed, "n2": "hardware in train attempt 1"}
-    assert told(validated_at=NOW - timedelta(hours=1)) == told()
-    assert told(validated_at=NOW) == fixed
+    reason = "hardware in train attempt 1"
+    before = {"n9": "cluster.exclude", "n4": "unfit by validation", "n2": reason, "n3": reason}
+    assert told() == before
+    assert told(passed_at={"n2": NOW - timedelta(hours=1)}) == before
+    assert told(passed_at={"n2": NOW, "n1": NOW}) == {
+        name: why for name, why in before.items() if name != "n2"
+    }
+
+
+def test_only_a_node_that_was_probed_and_found_fit_was_passed() -> None:
+    def node(name: str, **measures: float) -> Mapping[str, object]:
+        return {"node": name, "verdict": "ok", "findings": [], "measures": measures}
+
+    def validation(age_h: float, *nodes: Mapping[str, object]) -> StageRecord:
+        return StageRecord(
+            stage=Stage.VALIDATE,
+            fingerprint="f",
+            generation=0,
+            outputs={"healthy": ["n1", "n2"], "unfit": ["n3"], "nodes": nodes},
+            attempts=(),
+            nonce="0",
+            at=NOW - timedelta(hours=age_h),
+        )
+
+    old = validation(9, node("n1", matmul=40.0), node("n2", matmul=41.0), node("n3", matmul=0.1))
+    new = validation(1, node("n1", matmul=40.0), node("n2"))
+    assert passed_nodes([new, old]) == {"n1": new.at, "n2": old.at}
 
 
 def test_a_node_comes_back_after_its_term() -> None:
