@@ -51,7 +51,7 @@ DEADLINE_S = 240.0
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """A line of the product, by its file below the repository's root."""
+    """A line of the product, by its file below the folder that holds the packages."""
 
     file: str
     number: int
@@ -83,7 +83,10 @@ class Task:
 
 
 class EngineProcess:
-    """A running engine; `path` comes before its PATH, and so before that of Slurm's commands."""
+    """A running engine; `path` comes before its PATH, and so before that of Slurm's commands.
+
+    It runs the snapshot's code, so that a line is the same one however long the tests take.
+    """
 
     def __init__(self, task: Task, *, path: Path) -> None:
         body = TypeAdapter(Task).dump_json(task).decode()
@@ -91,9 +94,12 @@ class EngineProcess:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.engine", body],
-                cwd=ROOT,
-                env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}"},
+                [sys.executable, "-P", "-m", "tests.faults.engine", body],
+                env={
+                    **os.environ,
+                    "PATH": f"{path}:{os.environ['PATH']}",
+                    "PYTHONPATH": f"{task.snapshot.path}:{ROOT}",
+                },
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -139,9 +145,9 @@ class EngineProcess:
 class _Tracer:
     """Calls `at` with each new line of the protocol's files, once an attempt was begun."""
 
-    def __init__(self, at: Callable[[Line], None]) -> None:
+    def __init__(self, root: Path, at: Callable[[Line], None]) -> None:
         self._at = at
-        self._files = {str(ROOT / name): name for name in PROTOCOL}
+        self._files = {str(root / name): name for name in PROTOCOL}
         self._seen: set[Line] = set()
         self._has_begun = False
 
@@ -184,7 +190,7 @@ def main(body: str) -> None:
     )
     unit = Unit(name=UNIT, entry="faulty", payload=task.payload, nodes=1, resumes=True)
     if task.fault is not None or task.record:
-        tracer = _Tracer(at)
+        tracer = _Tracer(task.snapshot.path, at)
         threading.settrace(tracer)
         sys.settrace(tracer)
     result = carry_out(context, STAGE, [unit], fingerprint="f.0", engine=Engine(patience=PATIENCE))[
