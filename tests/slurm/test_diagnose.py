@@ -2,111 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurm.cluster import JobObservation, JobState, NodeState, StepRecord
-from slurm.diagnose import diagnose, is_settled, refusal
+from slurm.cluster import JobObservation, JobState
+from slurm.diagnose import diagnose
 from slurm.evidence import Evidence
-from slurm.log_evidence import LogPart
-from slurm.tracebacks import TRACEBACK, logged_root, root_of, same_root
-from storage.records import Cancel, CommitRef, Exit, ExitCode, Heartbeat, Kind, Resume, Start
-from tests.slurm.attempts import NONCE, NOW, an_attempt, an_exit, beat
-
-OWNER = 1000
-UP = NodeState(name="n1", raw_state="idle", responds=True, idle=True)
-DOWN = NodeState(name="n2", raw_state="down*", responds=False, idle=False, reason="Not responding")
-BOTH_UP = {"n1": UP, "n2": replace(UP, name="n2")}
-N2_DOWN = {"n1": UP, "n2": DOWN}
-
-PEER = """Traceback (most recent call last):
-  File "trainer/loop.py", line 80, in step
-    loss.backward()
-RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer \
-[10.99.0.12]:39218"""
-TIMED_OUT = """Traceback (most recent call last):
-  File "trainer/loop.py", line 80, in step
-RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms for recv"""
-TYPE_ERROR = """Traceback (most recent call last):
-  File "trainer/model.py", line 3, in forward
-    return self.layer(x, y)
-TypeError: forward() takes 2 positional arguments but 3 were given"""
-SHAPES = """Traceback (most recent call last):
-  File "trainer/model.py", line 3, in forward
-RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x16 and 32x8)"""
-ODD = """Traceback (most recent call last):
-  File "trainer/loop.py", line 80, in step
-RuntimeError: something strange at 0x7f00aa"""
-
-
-def job(
-    raw_state: str = "FAILED", exit_code: str = "1:0", steps: Mapping[str, tuple[str, str]] = {}
-) -> JobObservation:
-    return JobObservation(
-        token="r-train-1",
-        state=JobState.ENDED,
-        job_id="7",
-        raw_state=raw_state,
-        exit_code=exit_code,
-        nodes=("n1", "n2"),
-        steps=tuple(
-            StepRecord(name=name, state=state, exit_code=code)
-            for name, (state, code) in steps.items()
-        ),
-    )
-
-
-def batch(text: str) -> LogPart:
-    return LogPart(name="batch.log", text=text)
-
-
-def of_rank(rank: int, text: str) -> LogPart:
-    node = f"n{rank + 1}"
-    return LogPart(name=f"rank {rank} on {node}", text=text, rank=rank, node=node)
-
-
-def seen(
-    exit: Exit | None = None,
-    job: JobObservation | None = None,
-    nodes: Mapping[str, NodeState] = BOTH_UP,
-    beats: tuple[Heartbeat, ...] = (),
-    **more: Any,
-) -> Evidence:
-    attempt_records = {
-        name: more.pop(name) for name in ("start", "cancel", "resume") if name in more
-    }
-    attempt = an_attempt(exit=exit, heartbeats=beats, **attempt_records)
-    return Evidence(attempt=attempt, job=job, node_states=nodes, now=NOW, uid=OWNER, **more)
-
-
-HELD = "launch failed requeued held"
-DRAINED = NodeState(
-    name="n2", raw_state="draining", responds=True, idle=False, reason="gpu0 Xid 79: off the bus"
+from storage.records import CommitRef, Kind, Resume
+from tests.slurm.attempts import NONCE, NOW, an_exit, beat
+from tests.slurm.sights import (
+    AHEAD,
+    BOTH_UP,
+    BY_LOOP,
+    BY_PERSON,
+    CUT,
+    DOWN,
+    DRAINED,
+    EVEN,
+    HELD,
+    LOST_N2,
+    N2_DOWN,
+    ODD,
+    PEER,
+    SHAPES,
+    TIMED_OUT,
+    TYPE_ERROR,
+    UP,
+    VOID,
+    batch,
+    job,
+    of_rank,
+    seen,
+    traceback,
+    with_memory,
 )
-LOST_N2 = an_exit(88, "peer n2 fell silent", blamed_nodes=("n2",))
-
-
-def with_memory(job: JobObservation, *, asked: str, held: str) -> JobObservation:
-    steps = tuple(replace(step, max_rss=held) for step in job.steps)
-    return replace(job, memory_asked=asked, steps=steps)
-
-
-def traceback(root: str) -> str:
-    return f'{TRACEBACK}:\n  File "x.py", line 3, in f\n    f()\n{root}'
-
-
-VOID = Start(job=None, nonce=NONCE, at=NOW)
-BY_LOOP = Cancel(who="headrace", why="it is over", nonce=NONCE, at=NOW)
-BY_PERSON = Cancel(who="ann", why="wrong spec", nonce=NONCE, at=NOW)
-CUT = (beat("n1", age_s=1, step=40), beat("n2", age_s=17, step=38))
-EVEN = (beat("n1", age_s=1, step=40), beat("n2", age_s=3, step=40))
-AHEAD = (beat("n1", step=41), beat("n2", step=40))
 
 TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
     "done": (seen(an_exit(0), job("COMPLETED", "0:0")), Kind.DONE, (), ""),
@@ -511,118 +442,3 @@ def test_an_attempt_resumed_at_a_step_has_done_none_before_it_moves() -> None:
     )
     evidence = seen(an_exit(1, TYPE_ERROR), beats=EVEN, resume=resume)
     assert diagnose(evidence).kind is Kind.CODE
-
-
-exits = st.one_of(
-    st.none(),
-    st.builds(
-        an_exit,
-        st.sampled_from([*ExitCode, 137, 143, 2]),
-        st.sampled_from(["", PEER, TYPE_ERROR, ODD, "x"]) | st.text(),
-        rank=st.none() | st.integers(0, 3),
-    ),
-)
-states = ["FAILED", "COMPLETED", "NODE_FAIL", "CANCELLED by 0", "TIMEOUT", "", "WHAT"]
-jobs = st.none() | st.builds(job, st.sampled_from(states), st.sampled_from(["0:0", "", "0:53"]))
-
-
-@given(exits, jobs, st.sampled_from([BOTH_UP, N2_DOWN, {}]), st.sampled_from([CUT, EVEN, ()]))
-def test_whatever_was_seen_there_is_a_diagnosis_and_only_its_own_nodes_are_blamed(
-    word: Exit | None,
-    of_slurm: JobObservation | None,
-    nodes: Mapping[str, NodeState],
-    beats: tuple[Heartbeat, ...],
-) -> None:
-    evidence = seen(word, of_slurm, nodes, beats)
-    found = diagnose(evidence)
-    assert set(found.culprit_nodes) < {"n1", "n2"}
-    assert (found.kind is Kind.DONE) == (word is not None and word.code == 0)
-    later = replace(evidence, now=NOW + timedelta(hours=1))
-    assert is_settled(later)
-
-
-def test_a_lost_peer_is_not_judged_before_slurm_can_have_seen_a_dead_node() -> None:
-    fresh = seen(an_exit(1, PEER, at=NOW - timedelta(seconds=5)), job())
-    assert not is_settled(fresh, settle_s=40)
-    assert is_settled(replace(fresh, node_states=N2_DOWN), settle_s=40)
-    assert is_settled(replace(fresh, now=NOW + timedelta(seconds=40)), settle_s=40)
-
-
-def test_a_node_failure_waits_for_its_node_to_be_named() -> None:
-    fresh = seen(job=job("NODE_FAIL", "1:0"), beats=(beat("n1", age_s=1), beat("n2", age_s=2)))
-    assert not is_settled(fresh)
-    assert is_settled(replace(fresh, node_states=N2_DOWN))
-
-
-def test_an_end_without_a_word_waits_for_accounting() -> None:
-    beats = (beat("n1", age_s=1),)
-    assert not is_settled(seen(job=job("FAILED", ""), beats=beats))
-    assert is_settled(seen(job=job("FAILED", "1:0"), beats=beats))
-
-
-def test_a_kill_waits_for_accounting_which_may_know_of_an_overrun() -> None:
-    killed = seen(an_exit(137, "rank 1 ended with SIGKILL"), job("FAILED", ""))
-    assert not is_settled(killed)
-    assert is_settled(replace(killed, job=job("FAILED", "137:0")))
-
-
-def test_a_cancel_waits_for_accounting_which_knows_by_whom() -> None:
-    unnamed = seen(an_exit(75, "told by SIGTERM"), job("CANCELLED", ""))
-    assert not is_settled(unnamed)
-    assert is_settled(replace(unnamed, job=job("CANCELLED by 0", "0:15")))
-
-
-def test_a_peer_that_is_named_is_settled_at_once() -> None:
-    assert is_settled(seen(LOST_N2, replace(job("RUNNING", ""), state=JobState.RUNNING)))
-
-
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.BAD_CONFIG, ExitCode.DIVERGED])
-def test_a_clear_last_word_is_judged_at_once(code: ExitCode) -> None:
-    assert is_settled(seen(an_exit(code, "clear"), job("FAILED", "")))
-
-
-POLICY = (
-    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit "
-    "limit, user's size and/or time limits)"
-)
-
-
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("sbatch: error: Batch job submission failed: Invalid account", Kind.CODE),
-        ("sbatch: error: invalid partition specified: nowhere", Kind.CODE),
-        ("sbatch: error: Requested time limit is invalid (exceeds some limit)", Kind.CODE),
-        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", Kind.SITE),
-        (f"sbatch: error: AssocMaxSubmitJobLimit\n{POLICY}", Kind.SITE),
-        (f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}", Kind.CODE),
-        ("sbatch: error: Slurm temporarily unable to accept job", Kind.SITE),
-        ("sbatch: error: Required node not available (down, drained or reserved)", Kind.SITE),
-    ],
-)
-def test_a_refusal_is_the_specs_fault_unless_it_may_pass(words: str, kind: Kind) -> None:
-    found = refusal(words)
-    assert found.kind is kind
-    assert words in found.evidence[0]
-
-
-def test_the_root_of_a_traceback_is_its_last_error() -> None:
-    chained = f"{TYPE_ERROR}\n\nThe above exception was the direct cause of:\n\n{ODD}"
-    assert root_of(chained) == "RuntimeError: something strange at 0x7f00aa"
-    assert root_of("plain words\nmore") == "plain words"
-    assert root_of("") == ""
-
-
-def test_the_root_of_a_logged_traceback_is_found_whatever_follows_it() -> None:
-    logged = f"step 3\n{traceback('KeyError: 7')}\nheadrace: leaving with 1"
-    assert logged_root(logged) == "KeyError: 7"
-    labelled = "\n".join(f"[rank3]: {line}" for line in traceback("KeyError: 7").splitlines())
-    assert logged_root(f"{labelled}\nafterwards") == "KeyError: 7"
-    assert logged_root("no traceback") == logged_root(f"{TRACEBACK}:\n  cut off") == ""
-
-
-def test_the_same_error_elsewhere_in_memory_is_the_same() -> None:
-    again = an_exit(1, ODD.replace("0x7f00aa", "0x55beef"))
-    assert same_root(an_exit(1, ODD), again)
-    assert not same_root(an_exit(1, ODD), an_exit(1, TYPE_ERROR))
-    assert not same_root(an_exit(1, ""), an_exit(1, ""))
