@@ -101,6 +101,27 @@ def test_an_outage_leaves_no_time_that_the_next_tick_could_take_for_silence() ->
     assert marks[60.0] is None
 
 
+def test_a_look_that_ends_in_an_outage_leaves_no_time_either() -> None:
+    def second_tick(*faults: Fault) -> tuple[int, Sights]:
+        """The calls until a moment after it, and what it has left behind."""
+        world = ticking(JobPlan(run_s=100.0), faults=faults)
+        world.start_engine(0, delay_s=0.0)
+        seen: list[tuple[int, Sights]] = []
+
+        def mark() -> None:
+            assert world.memory.sights is not None
+            seen.append((world.calls_of(0), world.memory.sights))
+
+        world.begin(mark, delay_s=1.5 * TICK_S)
+        world.go_on()
+        return seen[0]
+
+    calls, sights = second_tick()
+    assert sights.at is not None
+    _, sights = second_tick(Fault(0, calls, FaultKind.ERROR))
+    assert sights.at is None
+
+
 def test_what_was_over_is_remembered_for_each_unit_and_its_nodes() -> None:
     told: list[Memory] = []
     world = ticking(JobPlan(fate=Fate.DONE))
