@@ -17,6 +17,8 @@ from slurm.tracebacks import TRACEBACK
 from storage.records import Attempt
 
 TAIL_BYTES = 6000
+SCANNED_CHARACTERS = 2000
+"""How much of a rank's end is searched to see whether it has something to say."""
 MAX_RANKS = 8
 MAX_NODES = 64
 NODE_BYTES = 64 * 1024
@@ -59,9 +61,10 @@ def most_telling(tails: Iterable[RankTail], *, rank: int | None) -> list[RankTai
 
 
 def _silence(text: str) -> int:
-    found = find_sign(text)
+    end = text[-SCANNED_CHARACTERS:]
+    found = find_sign(end)
     if found is None:
-        return 0 if TRACEBACK in text else 2
+        return 0 if TRACEBACK in end else 2
     return 1 if found.sign in PEER_SIGNS else 0
 
 
