@@ -165,7 +165,8 @@ def stop(
     """Stop a daemon, as a site does when it works on its Slurm; jobs go on."""
     with _errors():
         DevCluster.load(name, base=base).stop(daemon, host=host, kill=kill)
-    _out().print(f"{daemon} on {host} is stopped; `headrace dev start {daemon}` starts it again")
+    again = daemon if host == HEAD else f"{daemon} --host {host}"
+    _out().print(f"{daemon} on {host} is stopped; `headrace dev start {again}` starts it again")
 
 
 @app.command()

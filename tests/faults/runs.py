@@ -10,19 +10,16 @@ import contextlib
 import os
 import secrets
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm.commands import SystemCommands
-from slurm.devcluster import DevCluster
-from slurm.snapshot import Snapshot
 from slurm.spec import ClusterSpec, RetrySpec
 from slurm.submit import SlurmCluster
 from storage.errors import HeadraceError
@@ -36,6 +33,7 @@ from tasks.engine import Engine
 from tasks.eyes import Unseen
 from tasks.runner import UnitResult, carry_out
 from tasks.situation import Patience
+from tests.faults.sites import Site
 
 T = TypeVar("T")
 
@@ -47,31 +45,6 @@ _POLL_S = 0.2
 
 RETRY = RetrySpec(backoff_s=0.5, backoff_max_s=2.0, heartbeat_s=0.5, lost_after_s=60.0)
 PATIENCE = Patience(doubt_s=4.0, linger_s=6.0, hopeless_s=4.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """Where the runs of a test go: a cluster, a store, a folder that all share, and the code."""
-
-    cluster: DevCluster
-    store: StoreSpec
-    workdir: Path
-    snapshot: Snapshot
-    pool: ThreadPoolExecutor
-    closing: threading.Event = field(default_factory=threading.Event)
-    """Set at the end of the tests: engines that a failed test left behind cancel their jobs."""
-
-    def slurm(self, *argv: str) -> str:
-        """What one of Slurm's commands prints."""
-        done = subprocess.run(
-            argv,
-            env={**os.environ, **self.cluster.env()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{argv}: {done.stderr}"
-        return done.stdout.strip()
 
 
 class Listener(Unseen):

@@ -19,7 +19,8 @@ from storage.records import Action, Attempt, Kind, Why
 from storage.spec import StoreSpec
 from tasks.failures import AttemptFailed, RunCancelled
 from tests.faults import wrappers
-from tests.faults.runs import UNIT, FaultRun, Outcome, Site, make_run
+from tests.faults.runs import UNIT, FaultRun, Outcome, make_run
+from tests.faults.sites import Site
 from tests.faults.wrappers import sbatch_calls
 
 pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.timeout(600)]

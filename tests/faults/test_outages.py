@@ -9,21 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from slurm.devcluster import ClusterShape, DevCluster
-from slurm.snapshot import take_snapshot
-from storage.embedded import EmbeddedStore, resolved
 from storage.records import Action, Kind
-from storage.spec import StoreSpec
-from tests.faults.runs import FaultRun, Outcome, Site, make_run
+from tests.faults.runs import FaultRun, Outcome, make_run
+from tests.faults.sites import Site, open_site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.timeout(600)]
 
@@ -39,23 +35,10 @@ def unaccounted(tmp_path_factory: pytest.TempPathFactory, site: Site) -> Iterato
     """A cluster whose site has no accounting at all."""
     cluster = DevCluster(UNACCOUNTED)
     cluster.up()
-    workdir = tmp_path_factory.mktemp("unaccounted")
-    server = EmbeddedStore(directory=workdir / "store", host=cluster.host, bucket="headrace")
-    closing = threading.Event()
-    pool = ThreadPoolExecutor(16)
     try:
-        yield Site(
-            cluster=cluster,
-            store=resolved(StoreSpec(), server.ensure()),
-            workdir=workdir,
-            snapshot=take_snapshot(workdir),
-            pool=pool,
-            closing=closing,
-        )
+        with open_site(cluster, tmp_path_factory.mktemp("unaccounted")) as opened:
+            yield opened
     finally:
-        closing.set()
-        pool.shutdown()
-        server.stop()
         cluster.down()
 
 

@@ -22,7 +22,8 @@ from slurm.spec import ClusterSpec
 from storage.records import Action, Attempt
 from tests.faults import wrappers
 from tests.faults.engine import EngineProcess, Fault, Line, Task
-from tests.faults.runs import ENTRIES, STAGE, Site
+from tests.faults.runs import ENTRIES, STAGE
+from tests.faults.sites import Site
 from tests.faults.wrappers import sbatch_calls
 
 pytestmark = [pytest.mark.slurm, pytest.mark.s3, pytest.mark.timeout(600)]

@@ -385,6 +385,15 @@ def test_commands_show_use_and_refuse(cluster: DevCluster) -> None:
     code, text = invoke("cut", "n7", "--name", "hc")
     assert code == 2
     assert "has n1 to n2" in text
+    assert invoke("stop", "slurmdbd", "--name", "hc")[0] == 0
+    code, text = invoke("status", "--name", "hc")
+    assert code == 1
+    assert "not running" in text
+    assert invoke("start", "slurmdbd", "--name", "hc")[0] == 0
+    assert invoke("status", "--name", "hc")[0] == 0
+    code, text = invoke("stop", "sshd", "--name", "hc")
+    assert code == 1
+    assert "slurmctld" in text
     code, text = invoke("status", "--name", "none")
     assert code == 1
     assert "headrace dev up" in text
