@@ -74,14 +74,17 @@ def _why_orphan(attempt: Attempt) -> str | None:
 
 def end_orphans(ledger: Ledger, cluster: Cluster, jobs: Mapping[str, JobObservation]) -> list[str]:
     """Cancel the orphans of one run among the jobs in the queue; returns a line for each."""
-    names = {token: named_by(token, run=ledger.keys.run) for token in jobs}
-    attempts = [
-        ledger.attempt(named.stage, named.attempt) for named in names.values() if named is not None
-    ]
-    # The token holds random bits: the same number under another token is another attempt.
-    known = [one for one in attempts if one is not None and one.intent.token in jobs]
+    known = (_attempt_of(token, ledger) for token in jobs)
     told = []
-    for orphan in orphans(known, jobs, cluster=cluster.name):
+    found = orphans((one for one in known if one is not None), jobs, cluster=cluster.name)
+    for orphan in found:
         cluster.cancel(job_id=orphan.job_id, token=orphan.token)
         told.append(f"job {orphan.job_id} ({orphan.token}) was cancelled: {orphan.why}")
     return told
+
+
+def _attempt_of(token: str, ledger: Ledger) -> Attempt | None:
+    named = named_by(token, run=ledger.keys.run)
+    found = None if named is None else ledger.attempt(named.stage, named.attempt)
+    # The random bits belong to it: the number alone may be of an older bucket's attempt.
+    return found if found is not None and found.intent.token == token else None
