@@ -63,6 +63,7 @@ TABLE: tuple[Rule, ...] = (
     _may("store.read_timeout_s", _HOW_IT_IS_REACHED),
     _may("store.max_attempts", _HOW_IT_IS_REACHED),
     _may("validation.*", "which nodes are fit is found anew"),
+    _may("data.jobs", "how many jobs make the data set, which is the same"),
     _fork("data", "a run has one trainer, which learns from one data set"),
     _fork("data.*", "it makes another data set; a corpus that was moved needs a link in its place"),
     _may("smoke.*", "a measurement, which leaves nothing in the model"),

@@ -119,7 +119,7 @@ class _Planner:
         context, spec = self.context, self.spec
         job = plan_shards(spec.documents)
         shards = self._find(Stage.SHARD, lambda: shard.inputs(job))
-        yield self._plan(Stage.SHARD, shard.units(job), shards)
+        yield self._plan(Stage.SHARD, shard.units(job, jobs=spec.documents.jobs), shards)
         key = LATER if shards is None else str(shards.outputs["manifest_key"])
         rungs = smoke.units(context, spec.smoke, train=spec.train, manifest_key=key)
         climbed = shards and self._find(
@@ -166,6 +166,7 @@ class _Planner:
 
     def _script(self, stage: Stage, unit: Unit) -> str:
         context = self.context
+        elements = self._elements(unit)
         intent = Intent(
             run=context.run,
             stage=stage,
@@ -179,16 +180,25 @@ class _Planner:
             after=None,
             nodes=unit.nodes,
             ranks_per_node=unit.ranks_per_node,
+            elements=elements,
             node_list=unit.node_list,
             fingerprint="",
             created_at=datetime.now(UTC),
         )
-        asked = resources(context, unit, excluded=tuple(context.cluster_spec.exclude))
+        excluded = tuple(context.cluster_spec.exclude)
+        asked = resources(context, unit, elements=elements, excluded=excluded)
         job = describe(context, intent, unit)
         # submitit makes a job's folder when it is asked for the script.
         with TemporaryDirectory(prefix="headrace-plan-") as scratch:
             script = context.cluster.script(replace(job, folder=Path(scratch)), asked)
         return script.replace(scratch, str(job.folder))
+
+    def _elements(self, unit: Unit) -> int:
+        """Of how many the array would be; where no cluster answers, of as many as are asked for."""
+        try:
+            return min(unit.elements, self.context.cluster.max_elements)
+        except SlurmError:
+            return unit.elements
 
 
 def _ledger(spec: PipelineSpec, stack: ExitStack, notes: list[str]) -> Ledger:

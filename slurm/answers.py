@@ -189,9 +189,23 @@ def _whole(parts: Sequence[JobObservation], job_number: str) -> JobObservation:
     return replace(typical, job_id=job_number, nodes=tuple(nodes))
 
 
-def _liveliness(part: JobObservation) -> tuple[int, bool]:
-    """Of ends, a failure says more than a success."""
-    return _LIVELIEST_FIRST.index(part.state), part.raw_state == "COMPLETED"
+_WORST_FIRST = (
+    "OUT_OF_MEMORY",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "TIMEOUT",
+    "DEADLINE",
+    "PREEMPTED",
+    "FAILED",
+    "CANCELLED",
+)
+
+
+def _liveliness(part: JobObservation) -> tuple[int, int, bool]:
+    """Of ends, a failure says more than a success, and Slurm's own verdict more than an exit."""
+    word = part.raw_state.split(maxsplit=1)[0] if part.raw_state else ""
+    rank = _WORST_FIRST.index(word) if word in _WORST_FIRST else len(_WORST_FIRST)
+    return _LIVELIEST_FIRST.index(part.state), rank, part.raw_state == "COMPLETED"
 
 
 def _job_number(part: JobObservation) -> str:
@@ -240,6 +254,20 @@ def parse_cluster_name(config: str) -> str:
     if match is None:
         raise SlurmError("`scontrol show config` names no ClusterName; is this Slurm?")
     return match[1]
+
+
+_ARRAY_SIZE = re.compile(r"^MaxArraySize\s*=\s*(\d+)", re.MULTILINE)
+_ARRAY_TASKS = re.compile(r"^SchedulerParameters\s*=.*\bmax_array_tasks=(\d+)", re.MULTILINE)
+
+
+def parse_max_elements(config: str) -> int:
+    """How many elements an array may have, in the output of `scontrol show config`.
+
+    The largest index is one less than `MaxArraySize`, and the first is 0; a `MaxArraySize` of 0
+    switches arrays off. A site may bound the number further, apart from the index.
+    """
+    bounds = [int(found[1]) for one in (_ARRAY_SIZE, _ARRAY_TASKS) if (found := one.search(config))]
+    return max(1, min(bounds, default=1))
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:

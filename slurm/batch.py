@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm.answers import expand_nodes
-from slurm.job_logs import rank_tail
+from slurm.job_logs import element_folder, rank_tail
 from slurm.launchers import TIMED_OUT, Ended, Limits, run_local, run_srun
 from storage.errors import HeadraceError, StoreError
 from storage.job import JobDescription
@@ -37,15 +37,19 @@ class Placement:
     job_id: str
     restart_count: int
     nodes: tuple[str, ...]
+    element: int | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Placement:
         named = environ.get("HEADRACE_NODES")
         nodes = named.split(",") if named else expand_nodes(environ["SLURM_JOB_NODELIST"])
+        element = environ.get("SLURM_ARRAY_TASK_ID")
         return cls(
-            job_id=environ["SLURM_JOB_ID"],
+            # Each element has an id of its own, too, by which nobody else knows it.
+            job_id=environ["SLURM_JOB_ID" if element is None else "SLURM_ARRAY_JOB_ID"],
             restart_count=int(environ.get("SLURM_RESTART_COUNT", "0")),
             nodes=tuple(nodes),
+            element=None if element is None else int(element),
         )
 
     @property
@@ -82,15 +86,27 @@ class Signals:
 
 
 def pass_start(ledger: Ledger, job: JobDescription, placement: Placement) -> ExitCode | None:
-    """Claim the start. None means that this job, and no other, may go on."""
+    """Claim the start. None means that this job, and no other, may go on.
+
+    The elements of an array are one job to the attempt's register, whichever comes first. Each then
+    has a register of its own, in which it is alone: so a requeued element is told from another one.
+    """
     me = JobIdentity(
         job_id=placement.job_id,
         token=job.intent.token,
         restart_count=placement.restart_count,
         host=socket.gethostname(),
     )
-    start = Start(job=me, nodes=placement.nodes, nonce=new_nonce(), at=datetime.now(UTC))
+    start = Start(
+        job=me,
+        element=placement.element,
+        nodes=placement.nodes,
+        nonce=new_nonce(),
+        at=datetime.now(UTC),
+    )
     claim = ledger.claim_start(job.intent, start)
+    if placement.element is not None and _is_same_job(me, claim.record.job):
+        claim = ledger.claim_element_start(job.intent, placement.element, start)
     if not claim.won:
         return _reason_to_leave(me, claim.record.job)
     if ledger.is_superseded(job.intent):
@@ -103,12 +119,15 @@ def _reason_to_leave(me: JobIdentity, winner: JobIdentity | None) -> ExitCode:
     if winner is None:
         _say("the attempt was given up before this job began; leaving")
         return ExitCode.FENCED
-    same_job = (winner.job_id, winner.token) == (me.job_id, me.token)
-    if same_job and me.restart_count > winner.restart_count:
+    if _is_same_job(me, winner) and me.restart_count > winner.restart_count:
         _say("Slurm requeued this job, and retries have another owner; leaving to be resumed")
         return ExitCode.RESUME
     _say(f"job {winner.job_id} holds this attempt; leaving")
     return ExitCode.FENCED
+
+
+def _is_same_job(me: JobIdentity, winner: JobIdentity | None) -> bool:
+    return winner is not None and (winner.job_id, winner.token) == (me.job_id, me.token)
 
 
 def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> int:
@@ -134,11 +153,13 @@ def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> in
 
 def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: Signals) -> Ended:
     is_local = job.launcher == "local"
+    element = {} if placement.element is None else {"HEADRACE_ELEMENT": str(placement.element)}
     environment = {
         **os.environ,
         "HEADRACE_NODES": ",".join(placement.nodes),
         "HEADRACE_MASTER_ADDR": "127.0.0.1" if is_local else placement.head,
         "HEADRACE_MASTER_PORT": str(_free_port()),
+        **element,
     }
 
     def on_failure(ended: Ended) -> None:
@@ -149,7 +170,11 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
 
     if not is_local:
         return run_srun(
-            job, environment=environment, on_start=signals.forward_to, on_failure=on_failure
+            job,
+            logs=element_folder(job.folder, placement.element),
+            environment=environment,
+            on_start=signals.forward_to,
+            on_failure=on_failure,
         )
     limits = Limits(
         limit_s=float(environment["HEADRACE_TIME_LIMIT_S"]),
@@ -170,20 +195,21 @@ def _last_word(ledger: Ledger, job: JobDescription, placement: Placement, ended:
     silent = ended.code == 0
     words = "every rank left with 0 and none said that the work is done" if silent else ended.words
     log = rank_tail(
-        job.folder,
+        element_folder(job.folder, placement.element),
         rank=ended.rank or 0,
         nodes=[ended.node or placement.head],
         size_bytes=_LOG_BYTES,
     )
     record = Exit(
         code=ExitCode.CRASHED if silent else ended.code,
+        element=placement.element,
         rank=ended.rank,
         node=ended.node or placement.head,
         error=f"{words}\n{log}".strip(),
         nonce=new_nonce(),
         at=datetime.now(UTC),
     )
-    return ledger.claim_exit(job.intent, record).record.code
+    return ledger.claim_word(job.intent, record).record.code
 
 
 def _free_port() -> int:
@@ -201,7 +227,8 @@ def main(arguments: Sequence[str]) -> int:
     signals = Signals()
     job = JobDescription.read(Path(arguments[0]))
     placement = Placement.from_environment()
-    _say(f"job {placement.job_id} on {', '.join(placement.nodes)}: {job.intent.token}")
+    which = "" if placement.element is None else f", element {placement.element},"
+    _say(f"job {placement.job_id}{which} on {', '.join(placement.nodes)}: {job.intent.token}")
     try:
         code = run_batch(job, placement, signals)
     except StoreError as error:

@@ -72,10 +72,12 @@ class NodeState:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job asks for. Nodes that are named are asked for by name."""
+    """What one job asks for, or each element of an array of jobs. Nodes that are named are asked
+    for by name."""
 
     nodes: int
     ranks_per_node: int
+    elements: int = 1
     cpus_per_rank: int = 1
     gpus_per_node: int = 0
     memory_per_node: str | None = None
@@ -109,6 +111,12 @@ class Cluster(Protocol):
     @property
     def replaces_nodes(self) -> bool:
         """Whether there is always another node for an excluded one: nodes that are only names."""
+        ...
+
+    @property
+    def max_elements(self) -> int:
+        """Of how many elements one array of jobs may consist; 1 where there are no arrays, as on
+        one host, whose cores a single job can use as well."""
         ...
 
     def script(self, job: JobDescription, resources: Resources) -> str:

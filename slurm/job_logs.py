@@ -23,6 +23,12 @@ SEARCH_BYTES = 512 * 1024
 _LABELLED = re.compile(r" *(\d+): ?(.*)", re.DOTALL)
 
 
+def element_folder(folder: Path, element: int | str | None) -> Path:
+    """Where the logs of an array's element are, for Slurm's `%a`, too; those of a job alone are in
+    the attempt's own folder."""
+    return folder if element is None else folder / f"element.{element}"
+
+
 def batch_log(folder: Path) -> Path:
     """The batch step's words."""
     return folder / "batch.log"

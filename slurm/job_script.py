@@ -34,6 +34,13 @@ def escape_pattern(path: Path) -> str:
     return str(path).replace("%", "%%")
 
 
+def output_pattern(job: JobDescription, name: str) -> str:
+    """Where Slurm writes a log of this name, of each of an array's elements."""
+    element = "%a" if job.intent.elements > 1 else None
+    folder = job_logs.element_folder(Path(escape_pattern(job.folder)), element)
+    return str(folder / name)
+
+
 def batch_command(job: JobDescription) -> str:
     command = [str(job.python), "-P", "-m", "slurm.batch", str(job_path(job))]
     return f"exec {shlex.join(command)}"

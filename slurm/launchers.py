@@ -11,9 +11,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from slurm.job_logs import NODE_PATTERN, srun_log
-from slurm.job_script import escape_pattern
+from slurm.job_script import output_pattern
 from slurm.rank_output import RankOutput
 from storage.job import JobDescription
 from storage.records import ExitCode
@@ -63,7 +64,7 @@ def srun_command(job: JobDescription) -> list[str]:
         "--input=none",
         "--open-mode=append",
         "--label",
-        f"--output={escape_pattern(job.folder)}/{NODE_PATTERN.format('%N')}",
+        f"--output={output_pattern(job, NODE_PATTERN.format('%N'))}",
         *job.srun_options,
         *job.rank_prefix,
         *rank_command(job),
@@ -73,16 +74,17 @@ def srun_command(job: JobDescription) -> list[str]:
 def run_srun(
     job: JobDescription,
     *,
+    logs: Path,
     environment: Mapping[str, str],
     on_start: Callable[[Callable[[int], None]], None],
     on_failure: Callable[[Ended], None],
 ) -> Ended:
-    """Launches the ranks by srun.
+    """Launches the ranks by srun, whose own words go to the folder `logs`.
 
     `on_start` is given a function that signals the ranks. `on_failure` is told of the first bad
     exit as soon as srun says so, while srun is ending the other ranks.
     """
-    log = srun_log(job.folder)
+    log = srun_log(logs)
     log.touch()
     with log.open("r+b") as words:
         words.seek(0, 2)

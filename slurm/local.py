@@ -87,6 +87,10 @@ class LocalCluster:
     def replaces_nodes(self) -> bool:
         return True
 
+    @property
+    def max_elements(self) -> int:
+        return 1
+
     def script(self, job: JobDescription, resources: Resources) -> str:
         return self._executor(job, resources).script()
 

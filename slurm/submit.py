@@ -20,6 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 from slurm.answers import (
     nodes_command,
     parse_cluster_name,
+    parse_max_elements,
     parse_nodes,
     parse_queue,
     queue_command,
@@ -42,12 +43,12 @@ from slurm.commands import (
     run_checked,
 )
 from slurm.containers import variables_of, wrap
+from slurm.job_logs import element_folder
 from slurm.job_script import (
     batch_command,
-    batch_log,
-    escape_pattern,
     job_path,
     job_variables,
+    output_pattern,
     preamble,
     script_path,
     signal_lead_s,
@@ -85,7 +86,15 @@ class SlurmCluster:
 
     @cached_property
     def name(self) -> str:
-        return parse_cluster_name(run_checked(self._commands, ["scontrol", "show", "config"]))
+        return parse_cluster_name(self._config)
+
+    @cached_property
+    def max_elements(self) -> int:
+        return parse_max_elements(self._config)
+
+    @cached_property
+    def _config(self) -> str:
+        return run_checked(self._commands, ["scontrol", "show", "config"])
 
     @property
     def gates(self) -> bool:
@@ -102,6 +111,9 @@ class SlurmCluster:
         executor = self._executor(job, resources)
         try:
             executor.job.write(job_path(job))
+            # Slurm makes no folder for an output file.
+            for element in range(resources.elements if resources.elements > 1 else 0):
+                element_folder(job.folder, element).mkdir(exist_ok=True)
             if self._spec.container is not None:
                 # What is not there cannot be mounted.
                 for folder in job.folders:
@@ -269,6 +281,7 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
             **({} if spec.reservation is None else {"reservation": spec.reservation}),
             "chdir": job.folder,
             "no-requeue": True,
-            "output": escape_pattern(batch_log(job)),
+            "output": output_pattern(job, "batch.log"),
+            **({} if resources.elements == 1 else {"array": f"0-{resources.elements - 1}"}),
         },
     }

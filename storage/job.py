@@ -80,7 +80,10 @@ class JobExit(HeadraceError):
 
 @dataclass(frozen=True, kw_only=True)
 class RankIdentity:
-    """Where this process stands in its job, read from the variables that srun sets."""
+    """Where this process stands in its job, read from the variables that srun sets.
+
+    In an array each `element` is a job of its own, with ranks and nodes of its own.
+    """
 
     rank: int
     world_size: int
@@ -89,11 +92,14 @@ class RankIdentity:
     nodes: tuple[str, ...]
     master_addr: str
     master_port: int
+    element: int | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RankIdentity:
         nodes = tuple(environ["HEADRACE_NODES"].split(","))
+        element = environ.get("HEADRACE_ELEMENT")
         return cls(
+            element=None if element is None else int(element),
             rank=int(environ["SLURM_PROCID"]),
             world_size=int(environ["SLURM_NTASKS"]),
             local_rank=int(environ["SLURM_LOCALID"]),
@@ -137,7 +143,9 @@ class JobContext:
         self.job = job
         self.identity = identity
         self.ledger = job.open_ledger()
-        self._beat = Heartbeat(node=identity.node, sequence=0, at=datetime.now(UTC))
+        self._beat = Heartbeat(
+            node=identity.node, element=identity.element, sequence=0, at=datetime.now(UTC)
+        )
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -149,6 +157,11 @@ class JobContext:
     @property
     def attempt(self) -> int:
         return self.job.intent.attempt
+
+    @property
+    def element(self) -> int:
+        """Which of the attempt's `job.intent.elements` this is part of."""
+        return self.identity.element or 0
 
     def progress(self, *, step: int, **numbers: float) -> None:
         """Say how far the work is; the next heartbeat carries it."""
@@ -200,5 +213,5 @@ class JobContext:
         self.store.put(self._heartbeat_key(beat.node), encode(beat))
 
     def _heartbeat_key(self, node: str) -> str:
-        intent = self.job.intent
-        return self.job.keys.heartbeat(intent.stage, intent.attempt, node)
+        intent, element = self.job.intent, self.identity.element
+        return self.job.keys.heartbeat(intent.stage, intent.attempt, node, element=element)

@@ -55,8 +55,16 @@ class RunKeys:
         """Key of a record beside the intent: start, resume, loading, cancel, exit, end."""
         return f"{self.root}/attempts/{stage}/{attempt:04d}.{kind}.json"
 
-    def heartbeat(self, stage: str, attempt: int, node: str) -> str:
-        return f"{self.root}/attempts/{stage}/{attempt:04d}.heartbeat.{node}.json"
+    def element_record(self, stage: str, attempt: int, element: int, kind: str) -> str:
+        """Key of a record of one element of an array: start, exit."""
+        return f"{self.elements(stage, attempt)}{element}.{kind}.json"
+
+    def elements(self, stage: str, attempt: int) -> str:
+        return f"{self.root}/attempts/{stage}/{attempt:04d}.element."
+
+    def heartbeat(self, stage: str, attempt: int, node: str, *, element: int | None = None) -> str:
+        whose = node if element is None else f"{element}.{node}"
+        return f"{self.root}/attempts/{stage}/{attempt:04d}.heartbeat.{whose}.json"
 
     def heartbeats(self, stage: str, attempt: int) -> str:
         return f"{self.root}/attempts/{stage}/{attempt:04d}.heartbeat."
@@ -116,8 +124,12 @@ class DatasetKeys:
     def shard(self, name: str) -> str:
         return f"{self.root}/shards/{name}"
 
+    @property
+    def tasks(self) -> str:
+        return f"{self.root}/tasks/"
+
     def task_record(self, task: int) -> str:
-        return f"{self.root}/tasks/{task:06d}.json"
+        return f"{self.tasks}{task:06d}.json"
 
     @property
     def manifest(self) -> str:

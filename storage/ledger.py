@@ -15,6 +15,7 @@ from storage.object_store import ObjectStore
 from storage.records import (
     Attempt,
     Cancel,
+    Element,
     End,
     Exit,
     Heartbeat,
@@ -72,6 +73,15 @@ class Ledger:
     def claim_exit(self, intent: Intent, record: Exit) -> Claim[Exit]:
         return self._claim_beside(intent, "exit", record)
 
+    def claim_element_start(self, intent: Intent, element: int, record: Start) -> Claim[Start]:
+        return self._claim_of_element(intent, element, "start", record)
+
+    def claim_word(self, intent: Intent, record: Exit) -> Claim[Exit]:
+        """The last word of whoever says it: an element of an array speaks of its own part."""
+        if record.element is None:
+            return self.claim_exit(intent, record)
+        return self._claim_of_element(intent, record.element, "exit", record)
+
     def claim_end(self, intent: Intent, record: End) -> Claim[End]:
         return self._claim_beside(intent, "end", record)
 
@@ -104,6 +114,7 @@ class Ledger:
             start=beside(attempt.start, Start, "start"),
             submitted=beside(attempt.submitted, Submitted, "submitted"),
             heartbeats=self.heartbeats(stage, number),
+            elements=self._elements(attempt) if attempt.is_array else (),
         )
 
     def has_news(self, attempt: Attempt) -> bool:
@@ -133,6 +144,21 @@ class Ledger:
             found.append(attempt)
             number += 1
         return tuple(found)
+
+    def _elements(self, attempt: Attempt) -> tuple[Element, ...]:
+        """The elements that have come so far, with what is not known of them yet."""
+        stage, number = attempt.intent.stage, attempt.number
+        prefix = self.keys.elements(stage, number)
+        found = {one.number: one for one in attempt.elements}
+        for info in self.store.list(prefix):
+            name, _, kind = info.key.removeprefix(prefix).removesuffix(".json").partition(".")
+            one = found.get(int(name), Element(number=int(name)))
+            if kind == "start" and one.start is None:
+                one = replace(one, start=self._get(Start, info.key))
+            elif kind == "exit" and one.exit is None:
+                one = replace(one, exit=self._get(Exit, info.key))
+            found[one.number] = one
+        return tuple(found[element] for element in sorted(found))
 
     def heartbeats(self, stage: Stage, number: int) -> tuple[Heartbeat, ...]:
         keys = [info.key for info in self.store.list(self.keys.heartbeats(stage, number))]
@@ -178,6 +204,10 @@ class Ledger:
 
     def _claim_beside(self, intent: Intent, name: str, record: T) -> Claim[T]:
         return self._claim(self.keys.attempt_record(intent.stage, intent.attempt, name), record)
+
+    def _claim_of_element(self, intent: Intent, element: int, name: str, record: T) -> Claim[T]:
+        key = self.keys.element_record(intent.stage, intent.attempt, element, name)
+        return self._claim(key, record)
 
     def _claim(self, key: str, record: T) -> Claim[T]:
         created = self.store.create(key, encode(record))

@@ -104,7 +104,10 @@ class CommitRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """`<n>.json`: an attempt, before it exists in Slurm. Only its creator may call sbatch."""
+    """`<n>.json`: an attempt, before it exists in Slurm. Only its creator may call sbatch.
+
+    With several `elements` its job is an array, each element of which has `nodes` nodes.
+    """
 
     run: str
     stage: Stage
@@ -118,6 +121,7 @@ class Intent:
     after: int | None
     nodes: int
     ranks_per_node: int
+    elements: int = 1
     node_list: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     fingerprint: str
@@ -129,7 +133,7 @@ class Intent:
 
 @dataclass(frozen=True, kw_only=True)
 class JobIdentity:
-    """A Slurm job is its id *and* its token: ids are reused."""
+    """A Slurm job is its id *and* its token: ids are reused. An array's elements have one id."""
 
     job_id: str
     step_id: str | None = None
@@ -140,9 +144,13 @@ class JobIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """`<n>.start.json`: the register with one winner. `job` is None when the attempt is void."""
+    """`<n>.start.json`: the register with one winner. `job` is None when the attempt is void.
+
+    Of an array it is the first element's that came; `<n>.element.<e>.start.json` is each one's own.
+    """
 
     job: JobIdentity | None
+    element: int | None = None
     nodes: tuple[str, ...] = ()
     nonce: str
     at: datetime
@@ -194,9 +202,11 @@ class Exit:
     """`<n>.exit.json`: the job's own last word; the first writer wins.
 
     `blamed_nodes` are those that the job itself saw fail, such as a peer that fell silent.
+    `<n>.element.<e>.exit.json` is the last word of an array's element, of its own part alone.
     """
 
     code: int
+    element: int | None = None
     rank: int | None
     node: str
     error: str = ""
@@ -247,9 +257,11 @@ class Heartbeat:
     """`<n>.heartbeat.<node>.json`: overwritten every few seconds by the node's first rank.
 
     `listens_at` is where the first rank of the node before it in the job finds it.
+    Each of an array's elements has its own, as several may share a node.
     """
 
     node: str
+    element: int | None = None
     sequence: int
     step: int | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -363,6 +375,23 @@ class SweepJournal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Element:
+    """One element of an attempt's array, as far as it has come."""
+
+    number: int
+    start: Start | None = None
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far an attempt says it is."""
+
+    step: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One attempt as the ledger shows it: the intent and whatever records lie beside it."""
 
@@ -374,6 +403,7 @@ class Attempt:
     exit: Exit | None = None
     end: End | None = None
     heartbeats: tuple[Heartbeat, ...] = ()
+    elements: tuple[Element, ...] = ()
 
     @property
     def number(self) -> int:
@@ -388,6 +418,41 @@ class Attempt:
         """Whether it may have a job that waits or runs: none of its records says otherwise."""
         is_void = self.start is not None and self.start.job is None
         return self.end is None and self.exit is None and not is_void
+
+    @property
+    def is_array(self) -> bool:
+        return self.intent.elements > 1
+
+    @property
+    def unfinished_heartbeats(self) -> tuple[Heartbeat, ...]:
+        """Those of whoever has not said its last word."""
+        finished = {one.number for one in self.elements if one.exit is not None}
+        return tuple(beat for beat in self.heartbeats if beat.element not in finished)
+
+    @property
+    def first_failure(self) -> Exit | None:
+        """The last word of the element that failed first, where one did.
+
+        One that was only told to end says less than any other.
+        """
+        told_to_end = {ExitCode.RESUME, ExitCode.FENCED}
+        words = [one.exit for one in self.elements if one.exit is not None]
+        failures = [word for word in words if word.code != ExitCode.DONE]
+        return min(failures, key=lambda word: (word.code in told_to_end, word.at), default=None)
+
+    @property
+    def progress(self) -> Progress | None:
+        """What its ranks told last: all tell of the same steps, but elements each of their own."""
+        told = [(beat.step, beat.numbers) for beat in self.heartbeats if beat.step is not None]
+        if not told:
+            return None
+        if not self.is_array:
+            step, numbers = max(told, key=lambda one: one[0])
+            return Progress(step=step, numbers=numbers)
+        sums: dict[str, float] = {}
+        for _, numbers in told:
+            sums |= {name: sums.get(name, 0) + value for name, value in numbers.items()}
+        return Progress(step=sum(step for step, _ in told), numbers=sums)
 
 
 def new_nonce() -> str:

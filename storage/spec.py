@@ -165,6 +165,13 @@ class DataSpec(Model):
     validation_fraction: float = Field(0.01, ge=0.0, lt=1.0)
     max_bad_documents: int = Field(0, ge=0, description="More unreadable documents fail the stage.")
     max_documents: int | None = Field(None, ge=1)
+    jobs: int = Field(
+        8,
+        ge=1,
+        le=1000,
+        description="The most jobs that make shards at once, as elements of one job array, each "
+        "of 256 MiB of inputs or more. One with `max_documents`, and with `kind: local`.",
+    )
 
 
 class KeepSpec(Model):

@@ -17,6 +17,7 @@ from tasks.situation import (
     Close,
     Gather,
     Order,
+    Quote,
     Rejected,
     Situation,
     Step,
@@ -160,7 +161,7 @@ class _Case:
             return True
         # Before its first heartbeat a running job may still be starting, for as long as it takes.
         says_something = observation.state is JobState.ABSENT or (
-            observation.state is JobState.RUNNING and bool(attempt.heartbeats)
+            observation.state is JobState.RUNNING and bool(attempt.unfinished_heartbeats)
         )
         return says_something and self._watch.silent_s >= self.order.retry.lost_after_s
 
@@ -214,6 +215,9 @@ class _Case:
         )
 
     def _judge(self) -> Busy:
+        word = self.attempt.first_failure
+        if self.attempt.exit is None and word is not None:
+            return self._do(Quote(attempt=self.attempt, word=word))
         evidence = self.seen.evidence.get(self.attempt.number)
         if evidence is None:
             return self._do(Gather(attempt=self.attempt))

@@ -47,6 +47,7 @@ class RunContext:
 class Unit:
     """A piece of a stage that one job carries out, as often as it takes.
 
+    With several `elements` the job is an array, as large as the cluster allows up to that number.
     `folders` are those that it needs beside the attempt's own, and that a container has to hold.
     """
 
@@ -55,6 +56,7 @@ class Unit:
     payload: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
     ranks_per_node: int = 1
+    elements: int = 1
     cpus_per_rank: int | None = None
     node_list: tuple[str, ...] = ()
     folders: tuple[Path, ...] = ()

@@ -25,7 +25,7 @@ from storage.records import (
     Start,
     Submitted,
 )
-from tasks.context import RunContext
+from tasks.context import RunContext, Unit
 from tasks.engine import Engine
 from tasks.exclusions import Exclusion, exclusions, passed_nodes
 from tasks.jobs import describe, resources

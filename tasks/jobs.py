@@ -28,12 +28,15 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
     )
 
 
-def resources(context: RunContext, unit: Unit, *, excluded: tuple[str, ...]) -> Resources:
+def resources(
+    context: RunContext, unit: Unit, *, elements: int, excluded: tuple[str, ...]
+) -> Resources:
     """All that the job asks for."""
     spec = context.cluster_spec
     return Resources(
         nodes=unit.nodes,
         ranks_per_node=unit.ranks_per_node,
+        elements=elements,
         cpus_per_rank=unit.cpus_per_rank or spec.cpus_per_rank,
         gpus_per_node=spec.gpus_per_node,
         memory_per_node=spec.memory_per_node,

@@ -55,8 +55,7 @@ def _state(attempt: Attempt, seen: JobObservation | None) -> str:
 
 
 def _step(attempt: Attempt) -> str:
-    steps = [beat.step for beat in attempt.heartbeats if beat.step is not None]
-    return f", at step {max(steps)}" if steps else ""
+    return "" if attempt.progress is None else f", at step {attempt.progress.step}"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from enum import Enum
 from slurm.cluster import JobObservation, JobState, NodeState
 from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
-from storage.records import Attempt, CommitRef, Decision, Diagnosis, Stage, Why
+from storage.records import Attempt, CommitRef, Decision, Diagnosis, Exit, Stage, Why
 from tasks.context import Unit
 from tasks.exclusions import Exclusion
 
@@ -104,7 +104,12 @@ class Watch:
         if observation is None:
             return self
         is_traceless = observation.state is JobState.ABSENT
-        is_silent = before is not None and _signs_of_life(before) == _signs_of_life(attempt)
+        # An array whose next elements wait for nodes has nothing to say meanwhile.
+        is_silent = (
+            before is not None
+            and observation.state is not JobState.PENDING
+            and _signs_of_life(before) == _signs_of_life(attempt)
+        )
         is_over = attempt.exit is not None or observation.state is JobState.ENDED
         reason = observation.reason if observation.state is JobState.PENDING else ""
         still_waits = bool(reason) and reason == self.pending_reason
@@ -118,7 +123,7 @@ class Watch:
 
 
 def _signs_of_life(attempt: Attempt) -> object:
-    return attempt.start, attempt.heartbeats
+    return attempt.start, attempt.elements, attempt.heartbeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +191,14 @@ class CancelJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quote:
+    """Let the last word of one of its elements stand for an attempt of which none lives."""
+
+    attempt: Attempt
+    word: Exit
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gather:
     """Look closely why an attempt is over: logs, nodes, accounting."""
 
@@ -225,4 +238,6 @@ class GiveUp:
     cancelled: bool = False
 
 
-Step = Survey | Allocate | Submit | Void | CancelJob | Gather | Close | Wait | Finish | GiveUp
+Step = (
+    Survey | Allocate | Submit | Void | CancelJob | Quote | Gather | Close | Wait | Finish | GiveUp
+)

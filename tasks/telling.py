@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm.cluster import JobObservation, JobState
+from slurm.job_logs import element_folder
 from slurm.pending import Outlook, PendingReason, explain
-from storage.records import Attempt, Heartbeat
+from storage.records import Attempt, ExitCode
 from tasks.eyes import Eyes
 from tasks.rank_log import LogFollower
 
@@ -22,6 +23,7 @@ class Teller:
         self._states: dict[int, tuple[str, str]] = {}
         self._steps: dict[int, int] = {}
         self._reasons: set[tuple[int, str]] = set()
+        self._elements: set[tuple[int, int]] = set()
         self._accounting_is_silent = False
 
     def tell(self, attempt: Attempt, observation: JobObservation | None) -> None:
@@ -35,6 +37,7 @@ class Teller:
         if observation is not None:
             self._tell_state(attempt, observation)
         self._tell_progress(attempt)
+        self._tell_elements(attempt)
         log = self._logs[number] = self._logs[number] or self._log_of(attempt)
         if log is None:
             return
@@ -49,10 +52,12 @@ class Teller:
             self._eyes.attempt_closed(attempt)
 
     def _log_of(self, attempt: Attempt) -> LogFollower | None:
-        """Rank 0's, which is on the first of the nodes that the job said it has."""
+        """Rank 0's, which is on the first of the nodes that the job said it has; of an array, that
+        of the element that came first."""
         if attempt.start is None or not attempt.start.nodes:
             return None
-        return LogFollower(self._folder(attempt), node=attempt.start.nodes[0], rank=0)
+        folder = element_folder(self._folder(attempt), attempt.start.element)
+        return LogFollower(folder, node=attempt.start.nodes[0], rank=0)
 
     def _tell_state(self, attempt: Attempt, observation: JobObservation) -> None:
         reason = observation.reason
@@ -90,14 +95,19 @@ class Teller:
             self._eyes.say("Slurm's accounting answers again")
 
     def _tell_progress(self, attempt: Attempt) -> None:
-        beats = [(beat.step, beat) for beat in attempt.heartbeats if beat.step is not None]
-        if not beats:
-            return
-        step, beat = max(beats, key=_step_of)
-        if self._steps.get(attempt.number) != step:
-            self._steps[attempt.number] = step
-            self._eyes.attempt_progress(attempt, step=step, numbers=beat.numbers)
+        now = attempt.progress
+        if now is not None and self._steps.get(attempt.number) != now.step:
+            self._steps[attempt.number] = now.step
+            self._eyes.attempt_progress(attempt, step=now.step, numbers=now.numbers)
 
-
-def _step_of(beat: tuple[int, Heartbeat]) -> int:
-    return beat[0]
+    def _tell_elements(self, attempt: Attempt) -> None:
+        """That one has failed, though others may go on for hours."""
+        for one in attempt.elements:
+            told = (attempt.number, one.number)
+            if one.exit is None or one.exit.code == ExitCode.DONE or told in self._elements:
+                continue
+            self._elements.add(told)
+            self._eyes.say(
+                f"element {one.number} of attempt {attempt.number} has left {one.exit.node} with "
+                f"code {one.exit.code}"
+            )

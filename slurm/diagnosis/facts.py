@@ -154,7 +154,8 @@ def node_words(evidence: Evidence, names: tuple[str, ...]) -> tuple[str, ...]:
 def where(word: Exit | None) -> str:
     if word is None or word.rank is None:
         return ""
-    return f"rank {word.rank} on {word.node}: "
+    element = "" if word.element is None else f"element {word.element}, "
+    return f"{element}rank {word.rank} on {word.node}: "
 
 
 def first_word(state: str) -> str:

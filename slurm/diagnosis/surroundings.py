@@ -69,6 +69,7 @@ def _exit_words(word: Exit | None) -> str:
         return "the job left no exit record"
     name = f" ({ExitCode(word.code).name})" if word.code in set(ExitCode) else ""
     by = f" by rank {word.rank}" if word.rank is not None else ""
+    by += f" of element {word.element}" if word.element is not None else ""
     on = f" on {word.node}" if word.node else ""
     return f"exit record: code {word.code}{name}{by}{on}"
 

@@ -1,14 +1,16 @@
 """The shard job: documents in, token shards and a manifest out.
 
 The inputs are cut into tasks. A task's objects have unique keys and its record is created
-conditionally, so a job may die at any line, or run twice at once: the next one goes on behind the
-last task that has a record.
+conditionally, so a job may die at any line, or run twice at once: the next one does the tasks that
+have no record. The elements of an array share them out without a word to each other, and whoever
+finds all records there after its own part writes the manifest; two that do write the same one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ from storage.object_store import ObjectStore
 from storage.records import ExitCode, decode, encode
 from storage.shards.inputs import InputFile, freeze_inputs, require_unchanged, share
 from storage.shards.manifest import Manifest, TaskRecord, TokenizerRecord, assemble
-from storage.shards.task import SPLITS, Sums, build_task
+from storage.shards.task import SPLITS, Sums, build_task, too_many_bad
 from storage.shards.tokenizers import BYTES, DocumentTokenizer, open_tokenizer
 from storage.spec import DataSpec, Model
 
@@ -63,26 +65,64 @@ def plan_shards(data: DataSpec) -> ShardJob:
         data = data.model_copy(update={"tokenizer": tokenizer})
     plan = ShardJob(
         # What was excluded shows in the list: another workdir alone makes no other data set.
-        data=data.model_copy(update={"exclude": ()}),
+        # So does no other number of jobs.
+        data=data.model_copy(update={"exclude": (), "jobs": 1}),
         inputs=freeze_inputs(data),
         tokenizer_digest=open_tokenizer(data).digest,
         build="",
     )
-    content = f"{LAYOUT} {plan.model_dump_json()}"
+    content = f"{LAYOUT} {plan.model_dump_json(exclude={'data': {'jobs'}})}"
     return plan.model_copy(update={"build": hashlib.sha256(content.encode()).hexdigest()[:20]})
 
 
-def run(context: JobContext) -> Mapping[str, Any]:
-    """Entry of the job. Rank 0 does it all.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The share of one element among several.
+
+    Each attempt deals the tasks out anew, so that what a dead element left is shared by all. Of as
+    many tasks in a row as there are elements each takes one, turned further from row to row.
+    """
+
+    element: int = 0
+    elements: int = 1
+    attempt: int = 1
+
+    def has(self, task: int) -> bool:
+        turned = task // self.elements * (self.attempt - 1)
+        return (task + turned) % self.elements == self.element
+
+
+WHOLE = Part()
+
+
+def most_elements(job: ShardJob, *, jobs: int) -> int:
+    """How many elements have something to do. What the first `max_documents` are, only one that
+    goes through the tasks in their order can tell."""
+    if job.data.max_documents is not None:
+        return 1
+    return max(1, min(jobs, len(share(job.inputs, task_bytes=job.task_bytes))))
+
+
+def run(context: JobContext) -> Mapping[str, Any] | None:
+    """Entry of the job. Rank 0 does it all. None where other elements have yet to do theirs.
 
     Raises:
         DataError: too many documents cannot be read, or none is left to train on.
     """
     if context.identity.rank != 0:
-        return {}
+        return None
     job = ShardJob.model_validate(context.job.payload)
     keys = context.job.dataset_keys(job.build)
-    manifest = build_dataset(job, store=context.store, keys=keys, watcher=context)
+    part = Part(
+        element=context.element,
+        elements=context.job.intent.elements,
+        attempt=context.job.intent.attempt,
+    )
+    manifest = build_dataset(job, store=context.store, keys=keys, watcher=context, part=part)
+    return None if manifest is None else _outputs(manifest, keys)
+
+
+def _outputs(manifest: Manifest, keys: DatasetKeys) -> Mapping[str, Any]:
     return {
         "manifest_key": keys.manifest,
         "dataset_id": manifest.dataset_id,
@@ -101,9 +141,14 @@ def run(context: JobContext) -> Mapping[str, Any]:
 
 
 def build_dataset(
-    job: ShardJob, *, store: ObjectStore, keys: DatasetKeys, watcher: Watcher
-) -> Manifest:
-    """Builds the tasks that have no record yet, then the manifest.
+    job: ShardJob,
+    *,
+    store: ObjectStore,
+    keys: DatasetKeys,
+    watcher: Watcher,
+    part: Part = WHOLE,
+) -> Manifest | None:
+    """Builds the part's tasks that have no record yet, then the manifest if no task lacks one.
 
     Raises:
         DataError: see `run`.
@@ -116,8 +161,14 @@ def build_dataset(
             f"data.tokenizer {job.data.tokenizer!r} is not the file that the stage was planned "
             "with; run the same command again if it was meant to change"
         )
+    tasks = share(job.inputs, task_bytes=job.task_bytes)
+    own = _build_part(job, tasks, tokenizer, store=store, keys=keys, watcher=watcher, part=part)
+    records = own if part.elements == 1 else _with_others(own, tasks, store=store, keys=keys)
+    if records is None:
+        return None
+    _require_few_bad(records, job.data)
     manifest = assemble(
-        _records(job, tokenizer, store=store, keys=keys, watcher=watcher),
+        records,
         tokenizer=TokenizerRecord(
             name=tokenizer.name,
             digest=tokenizer.digest,
@@ -135,16 +186,20 @@ def build_dataset(
     return manifest
 
 
-def _records(
+def _build_part(
     job: ShardJob,
+    tasks: Sequence[Sequence[InputFile]],
     tokenizer: DocumentTokenizer,
     *,
     store: ObjectStore,
     keys: DatasetKeys,
     watcher: Watcher,
+    part: Part,
 ) -> list[TaskRecord]:
+    """The records of the part's tasks, in order. What is told is of the part alone, too."""
     limit = job.data.max_documents
-    input_bytes = sum(file.size_bytes for file in job.inputs)
+    own = {task: files for task, files in enumerate(tasks) if part.has(task)}
+    input_bytes = sum(file.size_bytes for files in own.values() for file in files)
 
     def tell(now: Sums) -> None:
         watcher.progress(
@@ -157,7 +212,7 @@ def _records(
 
     records: list[TaskRecord] = []
     sums = Sums()
-    for task, files in enumerate(share(job.inputs, task_bytes=job.task_bytes)):
+    for task, files in own.items():
         if limit is not None and sums.documents >= limit:
             break
         key = keys.task_record(task)
@@ -179,3 +234,27 @@ def _records(
         records.append(decode(TaskRecord, body))
         sums = sums.plus(records[-1])
     return records
+
+
+def _with_others(
+    own: Sequence[TaskRecord],
+    tasks: Sequence[object],
+    *,
+    store: ObjectStore,
+    keys: DatasetKeys,
+) -> list[TaskRecord] | None:
+    """The records of all tasks in order, or None while one is missing."""
+    if sum(1 for _ in store.list(keys.tasks)) < len(tasks):
+        return None
+    known = {record.task: record for record in own}
+    return [
+        known[task] if task in known else decode(TaskRecord, store.get(keys.task_record(task)))
+        for task in range(len(tasks))
+    ]
+
+
+def _require_few_bad(records: Sequence[TaskRecord], data: DataSpec) -> None:
+    """Elements each count their own; together they may have found too many."""
+    bad = [one for record in records for one in record.bad]
+    if len(bad) > data.max_bad_documents:
+        raise too_many_bad(bad, data)

@@ -180,9 +180,14 @@ class _Task:
         self.bad.append(document)
         count = self.before.bad + len(self.bad)
         if count > self.data.max_bad_documents:
-            shown = "; ".join(str(bad) for bad in self.bad[-_SHOWN:])
-            raise DataError(
-                f"{count} documents cannot be read, more than data.max_bad_documents "
-                f"{self.data.max_bad_documents}: {shown}. Repair them, take them out of "
-                "data.inputs, or raise the limit"
-            )
+            raise too_many_bad(self.bad, self.data, before=self.before.bad)
+
+
+def too_many_bad(bad: Sequence[BadDocument], data: DataSpec, *, before: int = 0) -> DataError:
+    """What to say of unreadable documents beyond the limit; `before` were counted elsewhere."""
+    shown = "; ".join(str(one) for one in bad[-_SHOWN:])
+    return DataError(
+        f"{before + len(bad)} documents cannot be read, more than data.max_bad_documents "
+        f"{data.max_bad_documents}: {shown}. Repair them, take them out of data.inputs, or raise "
+        "the limit"
+    )

@@ -564,6 +564,7 @@ class SimulatedSlurm:
 
     gates = True
     replaces_nodes = False
+    max_elements = 1
 
     def __init__(self, world: World) -> None:
         self._world = world
