@@ -43,6 +43,7 @@ def test_a_log_file_gets_a_line_for_whatever_happened() -> None:
         "▶ train",
         "train · attempt 1: pending (Resources)",
         "train · attempt 1: running n1 n2",
+        "train · attempt 1: step 4 of 10 · loss 2.5",
         "● train · attempt 1: hardware on n3: NODE_FAIL → retry elsewhere (node n3 is excluded)",
         "● train · attempt 2 · again: operator → stop (asked)",
         "● train · attempt 3 · again: done",
