@@ -63,7 +63,6 @@ def outcomes(site: Site, shaky_store: EmbeddedStore) -> dict[str, FaultRun]:
     minute = {"on": ("n1",), "time_limit_min": 1, "cluster": short}
     begin(make_run(site, "chain", part="train", faulty_until=2, **minute))
     begin(make_run(site, "deaf", part="train deaf", **minute))
-    begin(make_run(site, "in-vain", on=REST, time_limit_min=10, cluster=short))
     begin(make_run(site, "preempted", on=PREEMPTED_ON, part="train deaf"))
     begin(
         make_run(site, "polite", on=PREEMPTED_ON, part="train"),
@@ -307,19 +306,6 @@ def test_an_sbatch_that_lands_after_all_is_fenced(
         time.sleep(0.5)
     assert ".0|" not in seen
     assert run.marks("worked", attempt=1) == ()
-
-
-def test_a_job_that_would_wait_for_ever_is_given_up(
-    site: Site, outcomes: dict[str, FaultRun]
-) -> None:
-    """Ten minutes in a partition of two: Slurm takes the job, and never starts it."""
-    outcome = outcomes["in-vain"].outcome
-    assert outcome.diagnosis().kind is Kind.CODE, outcome.story
-    assert "PartitionTimeLimit" in outcome.diagnosis().message
-    assert outcome.diagnosis().culprit_nodes == ()
-    gave_up(outcome)
-    token = outcome.intent(1).token
-    assert site.slurm("squeue", "-h", "-n", token, "-t", "PD,R") == ""
 
 
 def test_a_preempted_job_is_resumed_from_its_commit_at_once(

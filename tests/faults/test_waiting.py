@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from storage.records import Action, Kind
-from tests.faults.runs import PATIENCE, FaultRun, Site, make_run
+from tests.faults.runs import PATIENCE, FaultRun, make_run
+from tests.faults.sites import Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.s3]
 
