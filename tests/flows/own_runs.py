@@ -13,6 +13,7 @@ import pytest
 
 from flows.opening import open_ledger
 from flows.spec import PipelineSpec
+from slurm.cluster import open_cluster
 from storage import embedded
 from storage.ledger import Ledger
 from storage.records import Attempt, Stage
@@ -22,7 +23,10 @@ WAITS = "echo step 1; touch begun; until [ -e go ]; do sleep 0.05; done"
 
 @dataclass(frozen=True)
 class Place:
-    """A folder with a home and a store of its own, in which a test's runs are."""
+    """A folder with a home and a store of its own, in which a test's runs are.
+
+    What a test leaves running on this host, its jobs and the store, ends with it.
+    """
 
     folder: Path
 
@@ -67,7 +71,13 @@ def a_place(folder: Path) -> Iterator[Place]:
     place = Place(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_HOME", str(folder / "home"))
-        yield place
-    server = embedded.store_of(place.spec("any").store, workdir=folder / "work")
-    assert server is not None
-    server.stop()
+        try:
+            yield place
+        finally:
+            spec = place.spec("any")
+            cluster = open_cluster(spec.cluster, workdir=spec.workdir)
+            for token, job in cluster.queue().items():
+                cluster.cancel(job_id=job.job_id or "", token=token)
+            server = embedded.store_of(spec.store, workdir=spec.workdir)
+            assert server is not None
+            server.stop()

@@ -49,7 +49,7 @@ def test_an_engine_in_a_job_goes_back_into_the_queue_and_ticks_may_finish_its_ru
         store={
             "embedded": {
                 "host": environ["HEADRACE_DEV_HOST"],
-                "directory": place.folder / "slurm-store",
+                "directory": place.folder / "store",
             }
         },
         validation={"nodes": ["n2"]},
