@@ -217,6 +217,7 @@ def _build_part(
             break
         key = keys.task_record(task)
         body = store.get_if_exists(key)
+        is_there = body is not None
         if body is None:
             record = build_task(
                 task,
@@ -233,6 +234,8 @@ def _build_part(
             body = store.create(key, encode(record)).body
         records.append(decode(TaskRecord, body))
         sums = sums.plus(records[-1])
+        if is_there:
+            tell(sums)
     return records
 
 

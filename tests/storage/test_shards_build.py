@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from storage.job import JobExit
 from storage.keys import DatasetKeys
 from storage.object_store import ObjectStore
 from storage.records import ExitCode, FileRecord, new_nonce
-from storage.shards.build import ShardJob, build_dataset, plan_shards
+from storage.shards.build import Part, ShardJob, build_dataset, most_elements, plan_shards
 from storage.shards.manifest import (
     ENDS_DTYPE,
     Manifest,
@@ -75,7 +76,9 @@ def build(
     store: ObjectStore, job: ShardJob, *, keys: DatasetKeys | None = None
 ) -> tuple[Manifest, DatasetKeys]:
     keys = keys or keys_of(job)
-    return build_dataset(job, store=store, keys=keys, watcher=Watcher()), keys
+    manifest = build_dataset(job, store=store, keys=keys, watcher=Watcher())
+    assert manifest is not None
+    return manifest, keys
 
 
 def documents_of(store: ObjectStore, manifest: Manifest, split: Split) -> Iterator[list[int]]:
@@ -192,7 +195,7 @@ def test_of_two_builds_at_once_the_first_record_wins(store: ObjectStore, tmp_pat
 
     def another_one_is_faster() -> None:
         if not inner:
-            inner.append(build_dataset(job, store=store, keys=keys, watcher=Watcher()))
+            inner.append(build(store, job, keys=keys)[0])
 
     outer = build_dataset(job, store=store, keys=keys, watcher=Watcher(then=another_one_is_faster))
     assert outer == inner[0] == load_manifest(store, keys.manifest)
@@ -267,6 +270,7 @@ def test_progress_counts_over_all_tasks(store: ObjectStore, tmp_path: Path) -> N
     job = plan_shards(spec(tmp_path)).model_copy(update={"task_bytes": 1})
     watcher = Watcher()
     manifest = build_dataset(job, store=store, keys=keys_of(job), watcher=watcher)
+    assert manifest is not None
     assert [step for step, _ in watcher.told] == list(range(1, 9))
     assert watcher.told[-1][1]["tokens"] == manifest.tokens
 
@@ -364,3 +368,78 @@ def test_checksums_are_those_of_the_store(store: ObjectStore, tmp_path: Path) ->
     file: FileRecord = manifest.shards[0].data
     answer = store.client.head_object(Bucket=store.bucket, Key=file.key, ChecksumMode="ENABLED")
     assert answer["ChecksumCRC64NVME"] == file.crc64nvme
+
+
+@settings(max_examples=100)
+@given(tasks=st.integers(0, 60), elements=st.integers(1, 12), attempt=st.integers(1, 9))
+def test_every_task_is_one_elements_whatever_their_number(
+    tasks: int, elements: int, attempt: int
+) -> None:
+    parts = [Part(element=one, elements=elements, attempt=attempt) for one in range(elements)]
+    shares = [[task for task in range(tasks) if part.has(task)] for part in parts]
+    assert sorted(task for share in shares for task in share) == list(range(tasks))
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("elements", [2, 3, 8])
+def test_what_a_dead_element_left_is_shared_out_anew(elements: int) -> None:
+    dead = Part(element=1, elements=elements, attempt=1)
+    left = [task for task in range(elements * elements) if dead.has(task)]
+    again = [Part(element=one, elements=elements, attempt=2) for one in range(elements)]
+    assert [sum(part.has(task) for task in left) for part in again] == [1] * elements
+
+
+def test_parts_make_what_one_job_makes_and_the_last_one_ends_it(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    corpus(tmp_path)
+    job = plan_shards(spec(tmp_path)).model_copy(update={"task_bytes": 1500})
+    keys, watchers = keys_of(job), [Watcher(), Watcher(), Watcher()]
+
+    def build_part(element: int, *, attempt: int = 1) -> Manifest | None:
+        part = Part(element=element, elements=3, attempt=attempt)
+        watcher = watchers[element]
+        return build_dataset(job, store=store, keys=keys, watcher=watcher, part=part)
+
+    assert [build_part(2), build_part(0)] == [None, None]
+    assert store.head(keys.manifest) is None
+    manifest = build_part(1)
+    assert manifest is not None
+    alone, _ = build(store, job)
+    assert manifest.dataset_id == alone.dataset_id
+    assert replace(manifest, shards=()) == replace(alone, shards=())
+    # Whoever comes later, or again, says the same.
+    assert build_part(0, attempt=2) == manifest == load_manifest(store, keys.manifest)
+    input_bytes = sum(watcher.told[0][1]["input_bytes"] for watcher in watchers)
+    assert input_bytes == sum(file.size_bytes for file in job.inputs)
+
+
+def test_too_many_unreadable_documents_are_found_together(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_text('not json\n{"text": "good"}\n')
+    job = plan_shards(spec(tmp_path, max_bad_documents=2)).model_copy(update={"task_bytes": 1})
+    keys = keys_of(job)
+
+    def build_part(element: int) -> Manifest | None:
+        part = Part(element=element, elements=3)
+        return build_dataset(job, store=store, keys=keys, watcher=Watcher(), part=part)
+
+    assert [build_part(0), build_part(1)] == [None, None]
+    with pytest.raises(DataError, match=r"3 documents .* data.max_bad_documents 2: .*c.jsonl:1"):
+        build_part(2)
+
+
+def test_a_small_corpus_needs_one_job_and_the_number_of_jobs_makes_no_other_data_set(
+    tmp_path: Path,
+) -> None:
+    corpus(tmp_path, count=6)
+    assert plan_shards(spec(tmp_path)) == plan_shards(spec(tmp_path, jobs=3))
+    job = plan_shards(spec(tmp_path))
+    assert most_elements(job, jobs=8) == 1
+    small = job.model_copy(update={"task_bytes": 1})
+    assert [most_elements(small, jobs=jobs) for jobs in (1, 4, 99)] == [1, 4, 6]
+    first = plan_shards(spec(tmp_path, max_documents=3)).model_copy(update={"task_bytes": 1})
+    assert most_elements(first, jobs=8) == 1
