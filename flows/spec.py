@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
 from storage.records import Stage
@@ -31,23 +31,30 @@ class PipelineSpec(Model):
     cluster: ClusterSpec = ClusterSpec()
     store: StoreSpec = StoreSpec()
     validation: ValidateSpec = ValidateSpec()
-    data: DataSpec | None = Field(None, description="What the built-in trainer learns from.")
-    smoke: SmokeSpec = SmokeSpec()
-    train: TrainSpec = TrainSpec()
     command: CommandSpec | None = Field(
         None, description="A training script of one's own, in place of data, smoke and train."
     )
+    data: DataSpec | None = Field(
+        None, validate_default=True, description="What the built-in trainer learns from."
+    )
+    smoke: SmokeSpec = SmokeSpec()
+    train: TrainSpec = TrainSpec()
     retention: RetentionSpec = RetentionSpec()
     retry: RetrySpec = RetrySpec()
     logs: LogsSpec = LogsSpec()
 
-    @model_validator(mode="after")
-    def _one_trainer_is_named(self) -> PipelineSpec:
-        if self.command is None and self.data is None:
+    @field_validator("data")
+    @classmethod
+    def _something_is_trained(cls, data: DataSpec | None, info: ValidationInfo) -> DataSpec | None:
+        if data is None and info.data.get("command", ...) is None:
             raise ValueError(
                 "data is missing: name the documents to train on (data.inputs), or a script of "
                 "your own (command.argv)"
             )
+        return data
+
+    @model_validator(mode="after")
+    def _one_trainer_is_named(self) -> PipelineSpec:
         plain = type(self).model_construct(run=self.run)
         for name in ("data", "smoke", "train", "retention"):
             if self.command is not None and getattr(self, name) != getattr(plain, name):

@@ -42,7 +42,8 @@ def test_packages_of_the_working_directory_do_not_win(trap: Path) -> None:
     assert told.returncode == 2
     assert told.stdout == ""
     assert told.stderr.splitlines() == [
-        "bad.yaml:1: data: is missing and has no default; add it",
+        "bad.yaml:1: data: data is missing: name the documents to train on (data.inputs), or a "
+        "script of your own (command.argv)",
         "bad.yaml:2: clutser: unknown key; did you mean `cluster`?",
     ]
 

@@ -60,7 +60,12 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("cluster: yes", 3, "cluster", ["value true", "block of keys"]),
         ("cluster: {kind: slrm}", 3, "cluster.kind", ["'local' or 'slurm'", "mean `slurm`"]),
         ("cluster:\n  nods: 3", 4, "cluster.nods", ["unknown key", "did you mean `nodes`"]),
-        ("cluster: {steps: 3}", 3, "cluster.steps", ["belongs at `smoke.steps` or `train.steps`"]),
+        (
+            "cluster: {steps: 3}",
+            3,
+            "cluster.steps",
+            ["belongs at", "`smoke.steps` or `train.steps`"],
+        ),
         ("zebra: 1", 3, "zebra", ["unknown key", "the keys here are cluster, command, data"]),
         ("train: {model: {dmi: 4}}", 3, "train.model.dmi", ["did you mean `dim`"]),
         ("cluster: 7", 3, "cluster", ["value 7", "block of keys"]),

@@ -39,19 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stop_server(Home(folder=folder / "home"))
 
 
+TRAIN = {
+    "steps": 10,
+    "sequence": 16,
+    "global_batch": 8,
+    "micro_batch": 2,
+    "schedule": {"warmup_steps": 1},
+}
+
+
 def write(folder: Path, name: str = "spec", **blocks: Any) -> Path:
     path = folder / f"{name}.yaml"
     fields = {
         "run": name,
         "workdir": "work",
         "data": {"inputs": ["docs/*.txt"], "validation_fraction": 0.3},
-        "train": {
-            "steps": 10,
-            "sequence": 16,
-            "global_batch": 8,
-            "micro_batch": 2,
-            "schedule": {"warmup_steps": 1},
-        },
+        "train": TRAIN,
         "retry": {"heartbeat_s": 1.0},
     }
     path.write_text(yaml.safe_dump(fields | blocks))
@@ -156,10 +159,10 @@ def test_what_is_finished_would_be_skipped_and_is_shown_by_name(folder: Path) ->
         assert "train would run: nothing finished" in told.stdout
         assert "-m slurm.batch" in told.stdout
 
-        other = write(folder, "done", train={"steps": 10, "log_every_steps": 3})
+        other = write(folder, "done", train=TRAIN | {"log_every_steps": 3})
         told = command(folder, "plan", other)
         assert "changed since the run began: train.log_every_steps: 10 -> 3" in told.stdout
-        other = write(folder, "done", train={"steps": 10, "seed": 3})
+        other = write(folder, "done", train=TRAIN | {"seed": 3})
         told = command(folder, "plan", other)
         assert told.returncode == 2, told.stdout
         assert "train.seed: 0 -> 3" in told.stderr
