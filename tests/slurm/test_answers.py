@@ -12,6 +12,7 @@ from slurm.answers import (
     parse_accounting,
     parse_cluster_name,
     parse_job,
+    parse_max_elements,
     parse_nodes,
     parse_queue,
 )
@@ -219,3 +220,30 @@ def test_the_clusters_name_is_found() -> None:
     assert parse_cluster_name("AccountingStorageHost = x\nClusterName             = big\n") == "big"
     with pytest.raises(SlurmError, match="ClusterName"):
         parse_cluster_name("")
+
+
+def test_an_arrays_worst_end_is_told_and_slurms_verdict_before_a_mere_exit() -> None:
+    def states(*states: str) -> str:
+        lines = (f"1_{n}|{state}|1:0|0:0|1G||n{n}|arr\n" for n, state in enumerate(states))
+        return parse_accounting("".join(lines))["arr"].raw_state
+
+    assert states("COMPLETED", "CANCELLED by 0", "COMPLETED") == "CANCELLED by 0"
+    assert states("CANCELLED by 0", "FAILED", "COMPLETED") == "FAILED"
+    assert states("FAILED", "PREEMPTED", "NODE_FAIL", "TIMEOUT") == "NODE_FAIL"
+    assert states("NODE_FAIL", "OUT_OF_MEMORY") == "OUT_OF_MEMORY"
+    assert states("COMPLETED", "COMPLETED") == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters", "elements"),
+    [
+        ("1001", "(null)", 1001),
+        ("0", "(null)", 1),
+        ("1001", "bf_interval=1,max_array_tasks=50", 50),
+    ],
+)
+def test_a_site_bounds_arrays_by_their_size_and_by_their_tasks(
+    size: str, parameters: str, elements: int
+) -> None:
+    config = f"MaxArraySize            = {size}\nSchedulerParameters     = {parameters}\n"
+    assert parse_max_elements(config) == elements

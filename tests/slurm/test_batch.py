@@ -280,3 +280,60 @@ def test_the_batch_step_does_not_wait_for_srun_when_a_node_is_dead(
     job.open_ledger().claim_exit(job.intent, record)
     assert run_batch(job, ME, Signals()) == ExitCode.PEER_LOST
     assert here.exit(job).blamed_nodes == ("n2",)
+
+
+def element(number: int, *, job_id: str = "12", restart_count: int = 0) -> Placement:
+    nodes = (f"n{number}",)
+    return Placement(job_id=job_id, restart_count=restart_count, nodes=nodes, element=number)
+
+
+@pytest.mark.s3
+def test_the_elements_of_one_array_pass_whichever_comes_first_and_each_once(
+    here: Workplace,
+) -> None:
+    job = here.job()
+    job = replace(job, intent=replace(job.intent, elements=3))
+    job.open_ledger().claim_intent(job.intent)
+    assert [started(job, element(number)) for number in (2, 0)] == [None, None]
+    assert started(job, element(0)) is ExitCode.FENCED
+    assert started(job, element(1, job_id="13")) is ExitCode.FENCED
+    attempt = here.attempt(job)
+    assert attempt.start is not None
+    assert (attempt.start.element, attempt.start.nodes) == (2, ("n2",))
+    assert [one.number for one in attempt.elements] == [0, 2]
+
+
+@pytest.mark.s3
+def test_a_requeued_element_is_told_from_one_that_comes_for_the_first_time(
+    here: Workplace,
+) -> None:
+    job = here.job()
+    job = replace(job, intent=replace(job.intent, elements=3))
+    job.open_ledger().claim_intent(job.intent)
+    assert started(job, element(0)) is None
+    assert started(job, element(0, restart_count=1)) is ExitCode.RESUME
+    # Slurm took it back before its script began: it has not been here yet.
+    assert started(job, element(1, restart_count=1)) is None
+    assert started(job, element(1, restart_count=2)) is ExitCode.RESUME
+    assert started(job, element(2)) is None
+
+
+@pytest.mark.s3
+def test_no_element_of_a_void_attempt_passes(here: Workplace) -> None:
+    job = here.job()
+    job = replace(job, intent=replace(job.intent, elements=2))
+    job.open_ledger().claim_intent(job.intent)
+    job.open_ledger().claim_start(job.intent, a_start(job, job_id=None))
+    assert [started(job, element(number)) for number in (0, 1)] == [ExitCode.FENCED] * 2
+    assert not here.attempt(job).elements
+
+
+def test_an_element_knows_its_array_and_its_number() -> None:
+    by_slurm = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "2",
+        "SLURM_JOB_NODELIST": "n4",
+    }
+    found = Placement.from_environment(by_slurm)
+    assert found == Placement(job_id="7", restart_count=0, nodes=("n4",), element=2)

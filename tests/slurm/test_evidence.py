@@ -6,10 +6,14 @@ import os
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from slurm.cluster import JobObservation, JobState, NodeState
+from slurm.diagnosis.facts import lagging_nodes, silent_nodes
 from slurm.evidence import Evidence, gather, read_logs
+from slurm.job_logs import batch_log, element_folder
 from slurm.log_tails import shorten, tail
+from storage.records import Attempt, Element, Exit, Heartbeat
 from tests.slurm.attempts import NOW, an_attempt, an_exit, beat
 
 
@@ -90,3 +94,64 @@ def test_gather_reads_the_logs_and_names_the_owner(tmp_path: Path) -> None:
     assert "Connection reset by peer" in found.log_text
     assert found.node_states == {"n2": node}
     assert (found.uid, found.heartbeat_s) == (os.getuid(), 2.0)
+
+
+def an_array(*elements: Element, **records: Any) -> Attempt:
+    attempt = an_attempt(elements=elements, **records)
+    return replace(attempt, intent=replace(attempt.intent, elements=4))
+
+
+def element(number: int, *, age_s: float = 0.0, word: Exit | None = None) -> Element:
+    start = an_attempt().start
+    assert start is not None
+    begun = replace(start, element=number, nodes=(f"n{number}",), at=NOW - timedelta(seconds=age_s))
+    return Element(number=number, start=begun, exit=word)
+
+
+def beat_of(number: int, *, age_s: float) -> Heartbeat:
+    return replace(beat(f"n{number}", age_s=age_s, step=number), element=number)
+
+
+def of_array(attempt: Attempt, folder: Path) -> Evidence:
+    return gather(attempt, None, nodes=(), folder=folder, now=NOW)
+
+
+def test_evidence_of_an_array_is_that_of_the_element_which_speaks_for_it(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = element_folder(tmp_path, number)
+        folder.mkdir()
+        (folder / f"node.n{number}.log").write_text(f"0: the words of {number}\n")
+    word = an_exit(1, "boom", element=2, node="n2")
+    attempt = an_array(
+        element(1, word=an_exit(0, element=1)),
+        element(2, word=word),
+        heartbeats=(beat_of(1, age_s=600.0), beat_of(2, age_s=1.0)),
+        exit=word,
+    )
+    evidence = of_array(attempt, tmp_path)
+    assert evidence.nodes == ("n2",)
+    assert [one.node for one in evidence.attempt.heartbeats] == ["n2"]
+    assert [part.text for part in evidence.logs] == ["the words of 2"]
+    assert silent_nodes(evidence) == lagging_nodes(evidence) == ()
+
+
+def test_of_elements_without_a_word_the_one_that_fell_silent_first_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    attempt = an_array(
+        element(0, age_s=900.0, word=an_exit(0, element=0)),
+        element(1, age_s=800.0),
+        element(2, age_s=800.0),
+        heartbeats=(beat_of(1, age_s=20.0), beat_of(2, age_s=300.0)),
+    )
+    assert of_array(attempt, tmp_path).nodes == ("n2",)
+
+
+def test_of_an_array_that_never_started_the_first_batch_log_is_read(tmp_path: Path) -> None:
+    attempt = an_array(start=None)
+    assert of_array(attempt, tmp_path).logs == ()
+    for number in (2, 10):
+        folder = element_folder(tmp_path, number)
+        folder.mkdir()
+        batch_log(folder).write_text(f"line of {number}\n")
+    assert [part.text for part in of_array(attempt, tmp_path).logs] == ["line of 2"]

@@ -16,6 +16,7 @@ from storage.records import (
     Cancel,
     Decision,
     Diagnosis,
+    Element,
     End,
     Exit,
     ExitCode,
@@ -40,6 +41,7 @@ from tasks.situation import (
     Gather,
     GiveUp,
     Order,
+    Quote,
     Situation,
     Submission,
     Submit,
@@ -431,3 +433,64 @@ def test_time_that_was_not_watched_is_no_silence() -> None:
     assert watch.after(99.0, before=attempt, attempt=attempt, observation=None) == watch
     alive = replace(attempt, heartbeats=(replace(BEAT, sequence=4),))
     assert watch.after(5.0, before=attempt, attempt=alive, observation=absent).silent_s == 0.0
+
+
+def element(number: int, word: Exit | None = None) -> Element:
+    begun = Start(job=None, element=number, nodes=("n1",), nonce="s", at=NOW)
+    return Element(number=number, start=begun, exit=None if word is None else of(number, word))
+
+
+def of(number: int, word: Exit) -> Exit:
+    return replace(word, element=number)
+
+
+def an_array(*elements: Element, **changes: object) -> Attempt:
+    whole = replace(started(**changes), elements=elements)
+    return replace(whole, intent=replace(whole.intent, elements=3))
+
+
+def test_an_element_that_fails_leaves_the_others_at_work() -> None:
+    failed = an_array(element(0), element(1, left(ExitCode.CRASHED)), heartbeats=(BEAT,))
+    seen = situation(failed, observations=job(JobState.RUNNING))
+    assert isinstance(only(advance(ORDER, seen)), Wait)
+
+
+def test_the_first_failure_is_quoted_when_no_element_lives_any_more() -> None:
+    early = replace(left(ExitCode.BAD_DATA), at=NOW - timedelta(minutes=1))
+    earliest = replace(left(ExitCode.RESUME), at=NOW - timedelta(minutes=2))
+    dead = an_array(
+        element(0, left(ExitCode.DONE)),
+        element(1, earliest),
+        element(2, early),
+        element(3, left(ExitCode.CRASHED)),
+    )
+    seen = situation(dead, observations=job(JobState.ENDED, exit_code="1:0"))
+    assert advance(ORDER, seen) == (Quote(attempt=dead, word=of(2, early)),)
+    quoted = replace(dead, exit=of(2, early))
+    assert advance(ORDER, replace(seen, attempts=(quoted,))) == (Gather(attempt=quoted),)
+
+
+def test_an_array_whose_elements_only_vanished_is_judged_without_a_word() -> None:
+    vanished = an_array(element(0, left(ExitCode.DONE)), element(1))
+    seen = situation(vanished, observations=job(JobState.ENDED, exit_code="0:9"))
+    assert advance(ORDER, seen) == (Gather(attempt=vanished),)
+
+
+def test_an_array_is_silent_only_while_an_element_that_spoke_has_not_left() -> None:
+    silent = {1: Watch(silent_s=61.0)}
+    beats = tuple(replace(BEAT, element=number) for number in (0, 1))
+    speaking = an_array(element(0, left(ExitCode.DONE)), element(1), heartbeats=beats)
+    seen = situation(speaking, observations=job(JobState.RUNNING), watches=silent)
+    assert isinstance(only(advance(ORDER, seen)), CancelJob)
+    starting = an_array(element(0, left(ExitCode.DONE)), element(1), heartbeats=beats[:1])
+    seen = replace(seen, attempts=(starting,))
+    assert isinstance(only(advance(ORDER, seen)), Wait)
+
+
+def test_an_array_whose_next_elements_wait_for_nodes_is_not_silent() -> None:
+    array = an_array(element(0, left(ExitCode.DONE)))
+    watch = Watch(silent_s=30.0)
+    for state, silent_s in ((JobState.RUNNING, 35.0), (JobState.PENDING, 0.0)):
+        (seen,) = job(state).values()
+        after = watch.after(5.0, before=array, attempt=array, observation=seen)
+        assert after.silent_s == silent_s

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from storage.ledger import Claim, Ledger
+from storage.records import Exit, Intent
 from tasks import attending
 from tasks.deeds import Deeds
 from tasks.situation import Allocate, Order, Submission, Submit
@@ -57,11 +59,12 @@ plans = st.builds(
     seed=st.integers(0, 2**32 - 1),
     engines=st.integers(2, 3),
     units=st.integers(1, 2),
+    elements=st.sampled_from((1, 1, 1, 1, 3)),
     stagger_s=st.sampled_from((0.0, 0.0, 1.0, 7.0)),
     pause_rate=st.sampled_from((0.0, 0.0, 0.003, 0.02)),
     faults=st.lists(faults, max_size=8).map(tuple),
     landings=st.lists(landings, max_size=5).map(tuple),
-    jobs=st.lists(jobs, max_size=4).map(tuple),
+    jobs=st.lists(jobs, max_size=6).map(tuple),
 )
 
 exploring = settings(
@@ -130,6 +133,17 @@ def test_the_model_sees_an_engine_that_submits_what_another_created(
     doubt = attending._Case._doubt
     monkeypatch.setattr(attending._Case, "_doubt", everything_is_due)
     with pytest.raises(ViolationError, match="sbatch was called 2 times"):
+        hunt()
+
+
+def test_the_model_sees_an_element_that_ends_the_attempt_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def speak_for_all(ledger: Ledger, intent: Intent, record: Exit) -> Claim[Exit]:
+        return ledger.claim_exit(intent, record)
+
+    monkeypatch.setattr(Ledger, "claim_word", speak_for_all)
+    with pytest.raises(ViolationError, match="were at work"):
         hunt()
 
 

@@ -124,6 +124,7 @@ class Plan:
     seed: int = 0
     engines: int = 2
     units: int = 1
+    elements: int = 1
     stagger_s: float = 0.0
     pause_rate: float = 0.0
     faults: tuple[Fault, ...] = ()
@@ -148,6 +149,7 @@ class Job:
     description: JobDescription
     plan: JobPlan
     seen_from_s: float
+    element: int | None = None
     state: JobState = JobState.PENDING
     raw_state: str = "PENDING"
     exit_code: str = ""
@@ -179,6 +181,8 @@ class World:
     failures: dict[int, HeadraceError] = field(default_factory=dict)
     sbatches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     passed: dict[str, list[Job]] = field(default_factory=lambda: defaultdict(list))
+    parts: dict[str, set[int | None]] = field(default_factory=lambda: defaultdict(set))
+    """Which elements' parts of a unit are done for good, as a shard's tasks are."""
     refused: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -195,7 +199,9 @@ class World:
         self.keys = RunKeys(prefix="", run=RUN)
         if not self.units:
             names = (f"u{index}" for index in range(self.plan.units))
-            self.units = tuple(Unit(name=name, entry="none") for name in names)
+            self.units = tuple(
+                Unit(name=name, entry="none", elements=self.plan.elements) for name in names
+            )
 
     def open_ledger(self) -> Ledger:
         return Ledger(cast("ObjectStore", self.store), self.keys)
@@ -339,14 +345,17 @@ class World:
             raise SubmitLimited("QOSMaxSubmitJobPerUserLimit")
         job_id = None
         for delay_s in landing.delays_s:
-            job = self.cluster.make_job(
-                str(next(self._job_ids)),
-                description,
-                plan=next(self._job_plans, JobPlan()),
-                seen_from_s=self.now_s + delay_s + landing.unseen_s,
-            )
-            job_id = job_id or job.job_id
-            self.begin(lambda job=job: self.cluster.queue(job), delay_s=delay_s)  # type: ignore[misc]
+            landed_id, elements = str(next(self._job_ids)), description.intent.elements
+            for element in range(elements):
+                job = self.cluster.make_job(
+                    landed_id,
+                    description,
+                    plan=next(self._job_plans, JobPlan()),
+                    seen_from_s=self.now_s + delay_s + landing.unseen_s,
+                    element=element if elements > 1 else None,
+                )
+                self.begin(lambda job=job: self.cluster.queue(job), delay_s=delay_s)  # type: ignore[misc]
+            job_id = job_id or landed_id
         if landing.answer is Answer.DOUBT or job_id is None:
             raise SubmitDoubtful("sbatch was killed after 30 s")
         return job_id
@@ -356,7 +365,9 @@ class World:
         try:
             self.sleep(job.plan.queue_s)
             job.state, job.raw_state = JobState.RUNNING, "RUNNING"
-            placement = Placement(job_id=job.job_id, restart_count=0, nodes=(job.node,))
+            placement = Placement(
+                job_id=job.job_id, restart_count=0, nodes=(job.node,), element=job.element
+            )
             ledger = self.open_ledger()
             code = pass_start(ledger, job.description, placement)
             if code is not None and self.obeys_start:
@@ -371,9 +382,12 @@ class World:
 
     def _check_start(self, job: Job) -> None:
         token = job.description.intent.token
-        self.passed[token].append(job)
-        if len(self.passed[token]) > 1:
-            raise ViolationError(f"{len(self.passed[token])} jobs passed the start of {token}")
+        passed = self.passed[token]
+        passed.append(job)
+        if len({one.job_id for one in passed}) > 1:
+            raise ViolationError(f"{len(passed)} jobs passed the start of {token}")
+        if len({one.element for one in passed}) < len(passed):
+            raise ViolationError(f"an element passed the start of {token} twice")
         attempt = self._peek(job.description.intent)
         if attempt.start is None or attempt.start.is_void:
             raise ViolationError(f"job {job.job_id} passed the start of {token}, which is void")
@@ -382,7 +396,7 @@ class World:
         intent, fate = job.description.intent, job.plan.fate
         until_s = self.now_s + job.plan.run_s
         for sequence in itertools.count(1):
-            self._beat(ledger, intent, job.node, sequence)
+            self._beat(ledger, job, sequence)
             if self.now_s >= until_s:
                 break
             self.sleep(min(BEAT_S, until_s - self.now_s))
@@ -405,22 +419,32 @@ class World:
         self._say_last(job, ledger, code)
 
     def _say_last(self, job: Job, ledger: Ledger, code: ExitCode) -> None:
+        intent = job.description.intent
         record = Exit(
             code=code,
+            element=job.element,
             rank=0,
             node=job.node,
             nonce=self.nonce(),
             at=self.time(),
             outputs={"by": job.job_id},
         )
-        ledger.claim_exit(job.description.intent, record)
+        if code is ExitCode.DONE and job.element is not None:
+            self.parts[intent.unit].add(job.element)
+            if len(self.parts[intent.unit]) >= intent.elements:
+                ledger.claim_exit(intent, record)
+        ledger.claim_word(intent, record)
         if job.plan.fate is Fate.LINGER:
             self.sleep(100.0)
         job.end("COMPLETED" if code == ExitCode.DONE else "FAILED", code)
 
-    def _beat(self, ledger: Ledger, intent: Intent, node: str, sequence: int) -> None:
-        beat = Heartbeat(node=node, sequence=sequence, step=sequence, at=self.time())
-        ledger.store.put(self.keys.heartbeat(intent.stage, intent.attempt, node), encode(beat))
+    def _beat(self, ledger: Ledger, job: Job, sequence: int) -> None:
+        intent = job.description.intent
+        beat = Heartbeat(
+            node=job.node, element=job.element, sequence=sequence, step=sequence, at=self.time()
+        )
+        key = self.keys.heartbeat(intent.stage, intent.attempt, job.node, element=job.element)
+        ledger.store.put(key, encode(beat))
 
     def kill(self, job: Job) -> None:
         job.end("CANCELLED")
@@ -441,6 +465,8 @@ class World:
         """Seen by the model at the moment at which a record comes to stand."""
         if key.endswith(".end.json"):
             self._check_end(key)
+        elif key.endswith(".exit.json"):
+            self._check_exit(key, decode(Exit, body))
         elif "." not in key.removesuffix(".json") and "/attempts/" in key:
             intent = decode(Intent, body)
             for number in range(1, intent.attempt):
@@ -457,6 +483,20 @@ class World:
             raise ViolationError(
                 f"attempt {number} was closed while a job could still pass its start"
             )
+
+    def _check_exit(self, key: str, word: Exit) -> None:
+        """An element's failure is not the attempt's while others go on, unless they were ended."""
+        number, *kind = key.rsplit("/", 1)[1].split(".")
+        if word.element is None or word.code == ExitCode.DONE or kind[0] == "element":
+            return
+        attempt = self.peek(int(number))
+        living = [
+            one.element
+            for one in self.passed[attempt.intent.token]
+            if one.state is not JobState.ENDED
+        ]
+        if living and attempt.cancel is None:
+            raise ViolationError(f"attempt {number} failed while elements {living} were at work")
 
     def check_rest(self) -> None:
         """What holds when everybody is done: nothing is open, and all engines saw the same end."""
@@ -564,11 +604,11 @@ class SimulatedSlurm:
 
     gates = True
     replaces_nodes = False
-    max_elements = 1
+    max_elements = 100
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, list[Job]] = defaultdict(list)
         self._queued: list[Job] = []
         self.name = "model"
         self.down_until_s = 0.0
@@ -585,9 +625,9 @@ class SimulatedSlurm:
 
     def cancel(self, *, job_id: str, token: str) -> None:
         def act() -> None:
-            job = self._jobs.get(job_id)
-            if job is not None and job.description.intent.token == token:
-                self._world.kill(job)
+            for job in self._jobs[job_id]:
+                if job.description.intent.token == token:
+                    self._world.kill(job)
 
         self._ask(act)
 
@@ -613,19 +653,32 @@ class SimulatedSlurm:
         return self._world.call(answer, SlurmError)
 
     def make_job(
-        self, job_id: str, description: JobDescription, *, plan: JobPlan, seen_from_s: float
+        self,
+        job_id: str,
+        description: JobDescription,
+        *,
+        plan: JobPlan,
+        seen_from_s: float,
+        element: int | None,
     ) -> Job:
-        return Job(job_id=job_id, description=description, plan=plan, seen_from_s=seen_from_s)
+        return Job(
+            job_id=job_id,
+            description=description,
+            plan=plan,
+            seen_from_s=seen_from_s,
+            element=element,
+        )
 
     def queue(self, job: Job) -> None:
         excluded = set(job.description.intent.excluded)
         job.node = next(node for node in NODES if node not in excluded)
-        self._jobs[job.job_id] = job
+        self._jobs[job.job_id].append(job)
         self._queued.append(job)
         job.actor = self._world.begin(lambda: self._world.carry(job), delay_s=0.0)
 
     def job(self, job_id: str) -> Job:
-        return self._jobs[job_id]
+        (job,) = self._jobs[job_id]
+        return job
 
     def forget(self, job: Job) -> None:
         job.end("FORGOTTEN")
@@ -639,7 +692,7 @@ class SimulatedSlurm:
         ]
         if not found:
             return JobObservation(token=token, state=JobState.ABSENT)
-        job = next((one for one in found if one.state is not JobState.ENDED), found[0])
+        job = min(found, key=_liveliness)
         return JobObservation(
             token=token,
             state=job.state,
@@ -649,6 +702,11 @@ class SimulatedSlurm:
             exit_code=job.exit_code,
             nodes=(job.node,),
         )
+
+
+def _liveliness(job: Job) -> tuple[int, bool]:
+    order = (JobState.RUNNING, JobState.PENDING, JobState.ENDED)
+    return order.index(job.state), job.raw_state == "COMPLETED"
 
 
 class WorldClock:
