@@ -219,6 +219,7 @@ def test_ranks_that_srun_could_not_launch_are_no_success(here: Workplace) -> Non
     srun.chmod(0o755)
     ended = run_srun(
         job,
+        logs=job.folder,
         environment={"PATH": f"{job.folder}:{os.environ['PATH']}"},
         on_start=lambda _: None,
         on_failure=lambda _: None,
