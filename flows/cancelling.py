@@ -112,7 +112,7 @@ def described(attempt: Attempt) -> str:
     """An open attempt, as the question whether to cancel it names it."""
     start, submitted = attempt.start, attempt.submitted
     if start is not None and start.job is not None:
-        return f"{attempt_title(attempt)}, job {start.job.job_id} on {', '.join(start.nodes)}"
+        return f"{attempt_title(attempt)}, job {start.job.job_id} on {', '.join(attempt.nodes)}"
     if submitted is not None:
         return f"{attempt_title(attempt)}, job {submitted.job_id}, which has not started"
     return f"{attempt_title(attempt)}, whose job is not known yet"

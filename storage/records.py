@@ -424,6 +424,12 @@ class Attempt:
         return self.intent.elements > 1
 
     @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where it says that it started: an array's elements each say so themselves."""
+        starts = [self.start, *(one.start for one in self.elements)]
+        return tuple(dict.fromkeys(node for one in starts if one is not None for node in one.nodes))
+
+    @property
     def unfinished_heartbeats(self) -> tuple[Heartbeat, ...]:
         """Those of whoever has not said its last word."""
         finished = {one.number for one in self.elements if one.exit is not None}

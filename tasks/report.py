@@ -238,7 +238,7 @@ def _attempt_row(attempt: Attempt) -> tuple[str, ...]:
         intent.unit,
         str(intent.attempt),
         job.job_id if job is not None else "–",
-        ", ".join(start.nodes) if start is not None and start.nodes else "–",
+        ", ".join(attempt.nodes) or "–",
         f"step {source.step}" if source is not None else "–",
         ", ".join(intent.excluded) or "–",
         outcome,

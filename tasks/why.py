@@ -215,7 +215,7 @@ class _Teller:
         until = _until(attempt)
         lasted = "" if until is None else f" to {self._at(until, after=start.at)}"
         length = "" if until is None else f" ({_duration(until, start.at)})"
-        where = f" on {_listed(start.nodes)}" if start.nodes else ""
+        where = f" on {_listed(attempt.nodes)}" if attempt.nodes else ""
         ran = f"{self._at(start.at)}{lasted}{length}, {job}{where}"
         yield Line(text=ran, indent=4, label="ran")
         if (start.at - made).total_seconds() >= 60:
@@ -331,6 +331,8 @@ def _title(attempt: Attempt) -> str:
         parts.append(f"from step {source.step}")
     if intent.ceiling is not None:
         parts.append(f"nothing newer than step {intent.ceiling}")
+    if attempt.is_array:
+        parts.append(f"{intent.elements} elements")
     if intent.excluded:
         parts.append(f"without {_listed(intent.excluded)}")
     return " · ".join(parts)

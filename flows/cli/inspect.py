@@ -61,7 +61,7 @@ def _line(attempt: Attempt) -> str:
     else:
         color = "green" if is_success(attempt) else "yellow" if is_stopped(attempt) else "red"
     start = attempt.start
-    job = f" (job {start.job.job_id} on {', '.join(start.nodes)})" if start and start.job else ""
+    job = f" (job {start.job.job_id} on {', '.join(attempt.nodes)})" if start and start.job else ""
     text = f"{attempt_title(attempt)}{job}: {end_text(attempt)}"
     return f"[{color}]●[/] {escape(text)}"
 

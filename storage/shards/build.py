@@ -246,8 +246,13 @@ def _with_others(
     store: ObjectStore,
     keys: DatasetKeys,
 ) -> list[TaskRecord] | None:
-    """The records of all tasks in order, or None while one is missing."""
-    if sum(1 for _ in store.list(keys.tasks)) < len(tasks):
+    """The records of all tasks in order, or None while one is missing.
+
+    A list of many keys is cheap, but some stores are late with it: what it lacks is asked for.
+    """
+    listed = {info.key for info in store.list(keys.tasks)}
+    others = (keys.task_record(task) for task in range(len(tasks)))
+    if any(store.head(key) is None for key in others if key not in listed):
         return None
     known = {record.task: record for record in own}
     return [

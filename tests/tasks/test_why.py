@@ -17,6 +17,7 @@ from storage.records import (
     CommitRef,
     Decision,
     Diagnosis,
+    Element,
     End,
     Exit,
     ExitCode,
@@ -340,6 +341,21 @@ def test_an_attempt_that_a_person_asked_for_after_a_give_up_is_told_as_such() ->
     assert "attempt 2, at 12:09:00 (asked for again)" in told(
         story(made(1, minute=2, end=gave_up), anew)
     )
+
+
+def test_an_array_is_told_with_its_size_and_the_nodes_of_all_its_elements() -> None:
+    array = made(1, minute=2)
+    assert array.start is not None
+    starts = [replace(array.start, element=one, nodes=(f"n{one % 2}",)) for one in range(3)]
+    array = replace(
+        array,
+        intent=replace(array.intent, elements=3),
+        start=starts[1],
+        elements=tuple(Element(number=one, start=start) for one, start in enumerate(starts)),
+    )
+    text = told(story(array))
+    assert "attempt 1 · 3 elements" in text
+    assert "on n1, n0" in text
 
 
 def test_times_are_the_readers() -> None:
