@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm.cluster import JobState
+from slurm.cluster import JobState, Resources
+from slurm.commands import CommandResult
 from slurm.evidence import gather
 from slurm.job_logs import batch_log, element_folder, node_logs
 from slurm.snapshot import take_snapshot
@@ -149,3 +150,36 @@ def test_an_array_is_seen_as_one_job_and_ends_as_one(there: Workplace) -> None:
     assert {one.exit.code for one in attempt.elements if one.exit} == {ExitCode.RESUME}
     evidence = gather(attempt, seen, nodes=(), folder=job.folder, now=attempt.intent.created_at)
     assert len(evidence.nodes) == 1
+
+
+class Config:
+    """A Slurm that is only asked for its configuration, and how often it was."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.asked = 0
+
+    def run(self, command: Sequence[str], *, timeout_s: float = 60.0) -> CommandResult:
+        assert list(command) == ["scontrol", "show", "config"]
+        self.asked += 1
+        return CommandResult(command=tuple(command), returncode=0, stdout=self.text, stderr="")
+
+
+def test_the_sites_bound_is_asked_for_once_with_its_name() -> None:
+    config = Config("ClusterName = c\nMaxArraySize            = 4\n")
+    cluster = SlurmCluster(ClusterSpec(kind="slurm"), commands=config)
+    assert (cluster.max_elements, cluster.name, cluster.max_elements) == (4, "c", 4)
+    assert config.asked == 1
+
+
+def test_the_script_names_the_elements_and_a_folder_of_logs_for_each(here: Workplace) -> None:
+    cluster = SlurmCluster(ClusterSpec(kind="slurm"), commands=Config(""))
+    job = here.job(ranks=1)
+    one = cluster.script(job, Resources(nodes=1, ranks_per_node=1))
+    assert "--array" not in one
+    assert "%a" not in one
+    job = replace(job, intent=replace(job.intent, elements=3))
+    text = cluster.script(job, Resources(nodes=1, ranks_per_node=1, elements=3))
+    assert "#SBATCH --array=0-2\n" in text
+    assert f"#SBATCH --output={job.folder}/element.%a/batch.log\n" in text
+    assert f"--output={job.folder}/element.%a/node.%N.log" in text
