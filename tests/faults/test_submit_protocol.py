@@ -228,7 +228,7 @@ def test_an_engine_dies_or_freezes_between_an_intent_and_its_end(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3600)
 def test_an_engine_dies_or_freezes_at_every_line(
     site: Site, lines: tuple[Line, ...], pool: ThreadPoolExecutor
 ) -> None:
