@@ -12,8 +12,9 @@ from flows.opening import open_ledger
 from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
 from slurm.snapshot import Snapshot
+from storage.attempts import Attempt
 from storage.errors import HeadraceError
-from storage.records import Attempt, Stage
+from storage.records import Stage
 from tasks.cancelling import cancel_attempts, open_attempts
 from tasks.context import RunContext
 from tasks.eyes import Eyes

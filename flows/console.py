@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from flows.names import attempt_title, end_text, is_stopped, is_success, progress_text, short_list
 from flows.watchers import AllEyes
-from storage.records import Attempt, Stage, StageRecord
+from storage.attempts import Attempt
+from storage.records import Stage, StageRecord
 from tasks.last_word import is_passed
 from tasks.report import summary
 

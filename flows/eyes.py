@@ -35,7 +35,8 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.names import attempt_title, end_text, is_stopped, is_success, progress_text
-from storage.records import Attempt, Stage, StageRecord
+from storage.attempts import Attempt
+from storage.records import Stage, StageRecord
 from tasks.report import summary
 
 CANCEL_POLL_S = 5.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from storage.records import Action, Attempt, Kind, Why
+from storage.attempts import Attempt
+from storage.records import Action, Kind, Why
 from tasks.durations import spell_duration
 
 _NODES_SHOWN = 4

@@ -18,13 +18,14 @@ from slurm.cluster import open_cluster
 from slurm.log_retention import sweep_logs
 from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
+from storage.attempts import Attempt
 from storage.checkpoints.commits import newest_commit
 from storage.errors import StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.probe import StoreProbe, probe
-from storage.records import Attempt, CommitRef, RunRecord, Stage, new_nonce
+from storage.records import CommitRef, RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
 from tasks.eyes import Eyes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flows.watchers import AllEyes
+from storage.attempts import Attempt
 from storage.errors import HeadraceError
-from storage.records import Attempt, Stage, StageRecord
+from storage.records import Stage, StageRecord
 from tasks.context import RunContext
 from tasks.eyes import Eyes
 from tasks.report import publish

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from storage.records import Attempt, Stage, StageRecord
+from storage.attempts import Attempt
+from storage.records import Stage, StageRecord
 from tasks.eyes import Eyes
 
 

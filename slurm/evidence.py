@@ -15,7 +15,7 @@ from pathlib import Path
 from slurm.cluster import JobObservation, NodeState
 from slurm.job_logs import batch_log, element_folder
 from slurm.log_evidence import LogPart, read_logs
-from storage.records import Attempt, Element
+from storage.attempts import Attempt, Element
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from slurm.launchers import first_failure
 from slurm.log_patterns import PEER_SIGNS, find_sign
 from slurm.log_tails import tail
 from slurm.tracebacks import TRACEBACK
-from storage.records import Attempt
+from storage.attempts import Attempt
 
 TAIL_BYTES = 6000
 SCANNED_CHARACTERS = 2000

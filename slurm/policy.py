@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from slurm.spec import RetrySpec
 from slurm.tracebacks import TRACEBACK, same_root
-from storage.records import Action, Attempt, CommitRef, Decision, Diagnosis, Kind, Stage
+from storage.attempts import Attempt
+from storage.records import Action, CommitRef, Decision, Diagnosis, Kind, Stage
 
 _FINAL: Mapping[Kind, tuple[Action, str]] = {
     Kind.DONE: (Action.DONE, "the work is done"),

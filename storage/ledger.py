@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from storage.attempts import Attempt, Element
 from storage.keys import RunKeys
 from storage.object_store import ObjectStore
 from storage.records import (
-    Attempt,
     Cancel,
-    Element,
     End,
     Exit,
     Heartbeat,

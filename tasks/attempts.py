@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from storage.records import Action, Attempt, Kind, Why
+from storage.attempts import Attempt
+from storage.records import Action, Kind, Why
 from tasks.attending import FINAL, LONGEST_POLL_S, Busy, attend, history_of
 from tasks.context import Unit
 from tasks.nodes_left import lack_of_nodes, to_avoid

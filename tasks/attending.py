@@ -10,7 +10,8 @@ from slurm.diagnose import THE_LOOP, diagnose, is_settled, refusal
 from slurm.diagnosis.job_rules import IN_VAIN, in_vain
 from slurm.pending import Outlook, PendingReason, explain
 from slurm.policy import decide
-from storage.records import Action, Attempt, Decision, Diagnosis, ExitCode, Kind
+from storage.attempts import Attempt
+from storage.records import Action, Decision, Diagnosis, ExitCode, Kind
 from tasks.context import Unit
 from tasks.situation import (
     CancelJob,

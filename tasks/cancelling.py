@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from slurm.cluster import JobState
+from storage.attempts import Attempt
 from storage.ledger import Ledger
-from storage.records import Attempt, Cancel, Stage
+from storage.records import Cancel, Stage
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine, SystemClock, user_at_host
 from tasks.failures import AttemptFailed, RunCancelled

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from slurm.cluster import NodeState, SubmitDoubtful, SubmitLimited
 from slurm.evidence import Evidence, gather
+from storage.attempts import Attempt
 from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.errors import SubmitRejected
 from storage.records import (
     Action,
-    Attempt,
     Cancel,
     CommitRef,
     End,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from slurm.policy import SUSPICIONS
-from storage.records import Attempt, StageRecord
+from storage.attempts import Attempt
+from storage.records import StageRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from storage.records import Attempt, Stage, StageRecord
+from storage.attempts import Attempt
+from storage.records import Stage, StageRecord
 
 
 class Eyes(Protocol):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from storage.attempts import Attempt
 from storage.errors import HeadraceError, StageFailed
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 
 class AttemptFailed(StageFailed):

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from slurm.cluster import Cluster, JobObservation
 from slurm.diagnose import THE_LOOP
+from storage.attempts import Attempt
 from storage.ledger import Ledger
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 _STAGES = "|".join(Stage)
 _LEAVING = "COMPLETING"

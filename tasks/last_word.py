@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from storage.records import Action, Attempt, Refusal, StageRecord
+from storage.attempts import Attempt
+from storage.records import Action, Refusal, StageRecord
 from tasks.attending import FINAL
 
 

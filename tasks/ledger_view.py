@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from storage.attempts import Attempt
 from storage.ledger import Ledger
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 
 class LedgerView:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from storage.records import Attempt, Stage
+from storage.attempts import Attempt
+from storage.records import Stage
 from tasks.context import Unit
 from tasks.situation import Watch
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from slurm.cluster import JobObservation, JobState
+from storage.attempts import Attempt
 from storage.errors import HeadraceError
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 ATTEMPTS_TOLD = 3
 

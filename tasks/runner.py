@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import Any
 
 from slurm.cluster import JobObservation
+from storage.attempts import Attempt
 from storage.errors import HeadraceError, SlurmError, StoreError
-from storage.records import Action, Attempt, End, Exit, Stage
+from storage.records import Action, End, Exit, Stage
 from tasks.attempts import advance
 from tasks.context import RunContext, Unit
 from tasks.deeds import Deeds

@@ -13,7 +13,8 @@ from enum import Enum
 from slurm.cluster import JobObservation, JobState, NodeState
 from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
-from storage.records import Attempt, CommitRef, Decision, Diagnosis, Exit, Stage, Why
+from storage.attempts import Attempt
+from storage.records import CommitRef, Decision, Diagnosis, Exit, Stage, Why
 from tasks.context import Unit
 from tasks.exclusions import Exclusion
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from slurm.cluster import JobObservation, JobState
 from slurm.job_logs import element_folder
 from slurm.pending import Outlook, PendingReason, explain
-from storage.records import Attempt, ExitCode
+from storage.attempts import Attempt
+from storage.records import ExitCode
 from tasks.eyes import Eyes
 from tasks.rank_log import LogFollower
 

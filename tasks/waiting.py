@@ -6,7 +6,8 @@ from datetime import datetime
 
 from slurm.cluster import JobObservation, JobState
 from slurm.pending import explain
-from storage.records import Attempt, ExitCode
+from storage.attempts import Attempt
+from storage.records import ExitCode
 from tasks.durations import spell_duration
 
 

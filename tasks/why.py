@@ -13,17 +13,10 @@ from enum import Enum
 from pathlib import Path
 
 from slurm.cluster import JobObservation
+from storage.attempts import Attempt
 from storage.checkpoints.commits import commit_places
 from storage.ledger import Ledger
-from storage.records import (
-    Action,
-    Attempt,
-    Kind,
-    Refusal,
-    RunRecord,
-    Stage,
-    StageRecord,
-)
+from storage.records import Action, Kind, Refusal, RunRecord, Stage, StageRecord
 from tasks.attending import FINAL
 from tasks.durations import spell_duration
 from tasks.last_word import LastWord, Standing, last_word

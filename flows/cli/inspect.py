@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 if TYPE_CHECKING:
-    from storage.records import Attempt
+    from storage.attempts import Attempt
     from tasks.documents import Table
 
 

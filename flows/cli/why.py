@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from storage.attempts import Attempt
 from storage.errors import HeadraceError, SlurmError
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 if TYPE_CHECKING:
     from flows.spec import PipelineSpec

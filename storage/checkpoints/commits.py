@@ -9,17 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from storage.attempts import Attempt
 from storage.checkpoints.lineage import counting, trace
 from storage.ledger import Ledger
-from storage.records import (
-    Attempt,
-    Commit,
-    CommitRef,
-    Loading,
-    Stage,
-    SweepJournal,
-    decode,
-)
+from storage.records import Commit, CommitRef, Loading, Stage, SweepJournal, decode
 
 _COMMIT_NAME = re.compile(r"(\d{12})\.(\d{4,})\.json")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from storage.attempts import Attempt
 from storage.errors import LedgerError
-from storage.records import Attempt, CommitRef, SweepJournal
+from storage.records import CommitRef, SweepJournal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,16 +22,7 @@ from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
 from storage.errors import CheckpointError
 from storage.job import JobContext, JobExit
 from storage.ledger import Ledger
-from storage.records import (
-    Commit,
-    CommitRef,
-    ExitCode,
-    Loading,
-    Resume,
-    Stage,
-    encode,
-    new_nonce,
-)
+from storage.records import Commit, CommitRef, ExitCode, Loading, Resume, Stage, encode, new_nonce
 
 CANDIDATES = 8
 

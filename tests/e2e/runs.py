@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from flows.loading import load_spec
 from flows.opening import open_ledger
-from storage.records import Attempt, Stage
+from storage.attempts import Attempt
+from storage.records import Stage
 from tests.e2e.conftest import Site
 
 T = TypeVar("T")

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import pytest
 
+from storage.attempts import Attempt
 from storage.embedded import EmbeddedStore, resolved
-from storage.records import Action, Attempt, Kind, Why
+from storage.records import Action, Kind, Why
 from storage.spec import StoreSpec
 from tasks.failures import AttemptFailed, RunCancelled
 from tests.faults import wrappers

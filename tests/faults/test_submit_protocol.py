@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from slurm.spec import ClusterSpec
-from storage.records import Action, Attempt
+from storage.attempts import Attempt
+from storage.records import Action
 from tests.faults import wrappers
 from tests.faults.engine import EngineProcess, Fault, Line, Task
 from tests.faults.runs import ENTRIES, STAGE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from storage.attempts import Attempt
 from storage.records import (
     Action,
-    Attempt,
     CommitRef,
     Decision,
     Diagnosis,

@@ -15,8 +15,9 @@ from flows.opening import open_ledger
 from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
 from storage import embedded
+from storage.attempts import Attempt
 from storage.ledger import Ledger
-from storage.records import Attempt, Stage
+from storage.records import Stage
 
 WAITS = "echo step 1; touch begun; until [ -e go ]; do sleep 0.05; done"
 

@@ -24,16 +24,8 @@ from flows.janitor import tidy
 from flows.spec import PipelineSpec
 from headrace import command
 from slurm.cluster import open_cluster
-from storage.records import (
-    Action,
-    Attempt,
-    Decision,
-    Diagnosis,
-    End,
-    Kind,
-    Stage,
-    new_nonce,
-)
+from storage.attempts import Attempt
+from storage.records import Action, Decision, Diagnosis, End, Kind, Stage, new_nonce
 from tasks.failures import RunCancelled
 from tests.flows.own_runs import Place, a_place
 from tests.flows.waiting import wait_for

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from storage.attempts import Attempt
 from storage.records import (
     Action,
-    Attempt,
     CommitRef,
     Decision,
     Diagnosis,

@@ -13,8 +13,9 @@ from typing import Any
 
 from slurm.cluster import Cluster, JobObservation, JobState, Resources
 from slurm.snapshot import take_snapshot
+from storage.attempts import Attempt
 from storage.job import JobDescription
-from storage.records import Attempt, Exit, Intent, Stage, Why, new_nonce
+from storage.records import Exit, Intent, Stage, Why, new_nonce
 from storage.spec import StoreSpec
 
 ENTRIES = Path(__file__).resolve().parent

@@ -15,10 +15,11 @@ from slurm.job_logs import batch_log, element_folder, node_logs
 from slurm.snapshot import take_snapshot
 from slurm.spec import ClusterSpec, RetrySpec
 from slurm.submit import SlurmCluster
+from storage.attempts import Attempt
 from storage.keys import DatasetKeys, RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.records import Attempt, ExitCode, Kind, Stage, new_nonce
+from storage.records import ExitCode, Kind, Stage, new_nonce
 from storage.shards.build import ShardJob, build_dataset, plan_shards
 from storage.shards.manifest import Manifest, load_manifest
 from storage.spec import DataSpec, StoreSpec

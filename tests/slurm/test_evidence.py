@@ -13,7 +13,8 @@ from slurm.diagnosis.facts import lagging_nodes, silent_nodes
 from slurm.evidence import Evidence, gather, read_logs
 from slurm.job_logs import batch_log, element_folder
 from slurm.log_tails import shorten, tail
-from storage.records import Attempt, Element, Exit, Heartbeat
+from storage.attempts import Attempt, Element
+from storage.records import Exit, Heartbeat
 from tests.slurm.attempts import NOW, an_attempt, an_exit, beat
 
 

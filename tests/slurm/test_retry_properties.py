@@ -17,9 +17,9 @@ from slurm.evidence import Evidence
 from slurm.log_evidence import LogPart
 from slurm.policy import BUDGETS, decide
 from slurm.spec import RetrySpec
+from storage.attempts import Attempt
 from storage.records import (
     Action,
-    Attempt,
     Cancel,
     CommitRef,
     Decision,

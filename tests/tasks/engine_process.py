@@ -20,10 +20,11 @@ from pydantic import TypeAdapter
 from slurm.cluster import open_cluster
 from slurm.snapshot import take_snapshot
 from slurm.spec import ClusterSpec, RetrySpec
+from storage.attempts import Attempt
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.records import Attempt, Stage
+from storage.records import Stage
 from storage.spec import StoreSpec
 from tasks.context import RunContext, Unit
 from tasks.eyes import Eyes

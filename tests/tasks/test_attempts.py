@@ -10,13 +10,12 @@ import pytest
 from slurm.cluster import JobObservation, JobState, NodeState
 from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
+from storage.attempts import Attempt, Element
 from storage.records import (
     Action,
-    Attempt,
     Cancel,
     Decision,
     Diagnosis,
-    Element,
     End,
     Exit,
     ExitCode,

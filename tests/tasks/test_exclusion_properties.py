@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from slurm.cluster import JobState
 from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
-from storage.records import Action, Attempt, ExitCode, Kind
+from storage.attempts import Attempt
+from storage.records import Action, ExitCode, Kind
 from tasks.attempts import advance
 from tasks.exclusions import exclusions
 from tasks.situation import Allocate, Close, GiveUp

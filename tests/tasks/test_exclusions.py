@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from slurm.spec import RetrySpec
-from storage.records import Action, Attempt, Kind, Stage, StageRecord
+from storage.attempts import Attempt
+from storage.records import Action, Kind, Stage, StageRecord
 from tasks.attempts import advance
 from tasks.exclusions import Exclusion, exclusions, passed_nodes
 from tasks.situation import Allocate, GiveUp

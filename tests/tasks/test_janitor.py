@@ -9,7 +9,8 @@ import pytest
 
 from slurm.cluster import JobObservation, JobState
 from slurm.diagnose import THE_LOOP
-from storage.records import Attempt, Cancel, JobIdentity, Stage, Start
+from storage.attempts import Attempt
+from storage.records import Cancel, JobIdentity, Stage, Start
 from tasks.janitor import Named, named_by, orphans
 from tests.flows.attempts import NOW, attempt, dead_node
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from storage.attempts import Attempt
 from storage.errors import StoreError
-from storage.records import Action, Attempt, ExitCode, Kind, Why
+from storage.records import Action, ExitCode, Kind, Why
 from tasks.context import Unit
 from tasks.eyes import Eyes
 from tasks.failures import AttemptFailed, RunCancelled

@@ -10,7 +10,8 @@ import pytest
 
 from slurm.cluster import JobObservation, JobState
 from slurm.job_logs import node_log
-from storage.records import Action, Attempt, Decision, Diagnosis, End, Kind
+from storage.attempts import Attempt
+from storage.records import Action, Decision, Diagnosis, End, Kind
 from tasks.eyes import Unseen
 from tasks.telling import Teller
 from tests.slurm.attempts import NOW, an_attempt

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.records import Action, Attempt, Kind
+from storage.attempts import Attempt
+from storage.records import Action, Kind
 from tasks.failures import AttemptFailed
 from tests.tasks.world import STAGE, Fault, FaultKind, JobPlan, Plan, World
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from slurm.cluster import JobObservation, JobState
+from storage.attempts import Attempt, Element
 from storage.records import (
     Action,
-    Attempt,
     Cancel,
     CommitRef,
     Decision,
     Diagnosis,
-    Element,
     End,
     Exit,
     ExitCode,
