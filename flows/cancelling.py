@@ -77,7 +77,8 @@ def cancel(
 ) -> tuple[Attempt, ...]:
     """Cancel these attempts, and those that a living engine made meanwhile; returns what is left.
 
-    It makes none any more once it has seen one of them end by a cancel.
+    It makes none any more once it has seen one of them end by a cancel, or has heard of a wish that
+    the run should end (`tasks.cancelling.ask_for_the_end`).
     """
     left: list[Attempt] = []
     for _ in range(MOST_ROUNDS):

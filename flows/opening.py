@@ -28,6 +28,7 @@ from storage.probe import StoreProbe, probe
 from storage.records import CommitRef, RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
+from tasks.engine import Engine
 from tasks.eyes import Eyes
 
 BASE_VARIABLE = "HEADRACE_BASE"
@@ -104,6 +105,7 @@ def open_run(
             snapshot=snapshot,
             eyes=eyes,
             forced=frozenset(forced),
+            engine=Engine(),
         )
 
 

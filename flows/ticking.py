@@ -55,6 +55,7 @@ class Request:
     why: str = ""
     told: str = ""
     past: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cancels: tuple[str, ...] | None = None
     sights: Sights | None = None
     done: tuple[StageRecord, ...] = ()
 
@@ -128,7 +129,10 @@ class _Tick:
             return self._ended_before()
         engine = Engine(
             memory=Memory(
-                past=self._request.past, sights=self._request.sights, changed=self._remember
+                past=self._request.past,
+                cancels=self._request.cancels,
+                sights=self._request.sights,
+                changed=self._remember,
             ),
             leaves_at_s=time.monotonic() + self._stay_s,
         )
@@ -190,6 +194,7 @@ class _Tick:
         self._request = replace(
             self._request,
             past=dict(memory.past),
+            cancels=None if memory.cancels is None else tuple(sorted(memory.cancels)),
             sights=memory.sights,
             done=tuple(self._done.values()),
         )

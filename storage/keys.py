@@ -45,6 +45,11 @@ class RunKeys:
         """Why the stage gave up last; overwritten each time."""
         return f"{self.root}/refusals/{stage}.json"
 
+    @property
+    def cancels(self) -> str:
+        """Wishes that whoever carries the run out should stop, a record each."""
+        return f"{self.root}/cancels/"
+
     def attempts(self, stage: str) -> str:
         return f"{self.root}/attempts/{stage}/"
 

@@ -116,6 +116,19 @@ class Ledger:
             elements=self._elements(attempt) if attempt.is_array else (),
         )
 
+    def ask_for_the_end(self, record: Cancel) -> None:
+        """Tell every engine that carries the run out now, though it may have no open attempt."""
+        self._claim(f"{self.keys.cancels}{record.nonce}.json", record)
+
+    def cancel_keys(self) -> frozenset[str]:
+        """Of all such wishes so far."""
+        return frozenset(info.key for info in self.store.list(self.keys.cancels))
+
+    def asked_for_the_end(self, *, before: frozenset[str]) -> Cancel | None:
+        """A wish that was not there `before`."""
+        new = sorted(self.cancel_keys() - before)
+        return self._get(Cancel, new[0]) if new else None
+
     def has_news(self, attempt: Attempt) -> bool:
         """Whether an attempt has left, or was told to, since it was read: two cheap questions."""
         known = {"exit": attempt.exit, "cancel": attempt.cancel}

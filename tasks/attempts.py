@@ -28,8 +28,6 @@ from tasks.context import Unit
 from tasks.nodes_left import lack_of_nodes, to_avoid
 from tasks.situation import Allocate, Finish, GiveUp, Order, Situation, Step, Survey, Wait
 
-_CANCELLED = "the run was cancelled on request"
-
 
 def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
     """What to do now. Exactly one of Wait, Finish and GiveUp ends the steps, or none of them does.
@@ -42,7 +40,7 @@ def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
         return _wind_up(order, seen, _root(failed))
     if seen.cancelled and not any(isinstance(one, Busy) for one in prospects):
         unit = order.units[0]
-        return (GiveUp(unit=unit, reason=_CANCELLED, cancelled=True),)
+        return (GiveUp(unit=unit, reason=order.why_end, cancelled=True),)
     busy = [one for one in prospects if isinstance(one, Busy)]
     if not busy:
         return (Finish(results={one.unit.name: _attempt_of(one) for one in prospects}),)
@@ -139,7 +137,7 @@ def _prospect(order: Order, seen: Situation, unit: Unit) -> _Prospect:
     if attempt is not None and attempt.intent.cluster != order.cluster:
         return _Failed(unit=unit, attempt=None, reason=_foreign(order, attempt))
     if attempt is not None:
-        return attend(order, seen, unit, attempt, why_end=_CANCELLED)
+        return attend(order, seen, unit, attempt, why_end=order.why_end)
     of_unit = [one for one in seen.attempts if one.intent.unit == unit.name]
     asked = [one for one in of_unit if one.intent.fingerprint == order.fingerprint]
     done = next((one for one in reversed(asked) if _is_result(order, seen.now, one)), None)
@@ -151,7 +149,7 @@ def _prospect(order: Order, seen: Situation, unit: Unit) -> _Prospect:
         if failed is not None:
             return failed
     if seen.cancelled:
-        return _Failed(unit=unit, attempt=last, reason=_CANCELLED, cancelled=True)
+        return _Failed(unit=unit, attempt=last, reason=order.why_end, cancelled=True)
     return _allocate(order, seen, unit, last=last, before=of_unit[-1] if of_unit else None)
 
 

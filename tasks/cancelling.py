@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from slurm.cluster import JobState
 from storage.attempts import Attempt
 from storage.ledger import Ledger
-from storage.records import Cancel, Stage
+from storage.records import Cancel, Stage, new_nonce
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine, SystemClock, user_at_host
 from tasks.failures import AttemptFailed, RunCancelled
@@ -30,6 +31,12 @@ def open_attempts(ledger: Ledger, stages: Iterable[Stage]) -> tuple[Attempt, ...
     return tuple(
         attempt for stage in stages for attempt in ledger.attempts(stage) if attempt.is_open
     )
+
+
+def ask_for_the_end(ledger: Ledger, *, why: str) -> None:
+    """Tell engines that may be between two attempts; one that starts later is not meant."""
+    wish = Cancel(who=user_at_host(), why=why, nonce=new_nonce(), at=datetime.now(UTC))
+    ledger.ask_for_the_end(wish)
 
 
 def cancel_attempts(

@@ -53,10 +53,12 @@ class Memory:
         self,
         *,
         past: Mapping[str, Iterable[int]] | None = None,
+        cancels: Iterable[str] | None = None,
         sights: Sights | None = None,
         changed: Callable[[Memory], None] = lambda _: None,
     ) -> None:
         self.past = {key: tuple(numbers) for key, numbers in (past or {}).items()}
+        self.cancels = None if cancels is None else frozenset(cancels)
         self.sights = sights
         self._changed = changed
 
@@ -75,6 +77,13 @@ class Memory:
             self.past |= new
             self._changed(self)
         return frozenset(number for key in asked for number in self.past[key])
+
+    def cancels_before(self, read: Callable[[], frozenset[str]]) -> frozenset[str]:
+        """The wishes for the end that were there when the request was made: they meant others."""
+        if self.cancels is None:
+            self.cancels = read()
+            self._changed(self)
+        return self.cancels
 
     def recall(self, stage: Stage) -> Sights | None:
         """The last look at the stage, handed out once."""

@@ -143,6 +143,7 @@ class _Runner:
         self._looked_at_s: float | None = None
         self._planned_s = 0.0
         self._cancelled = False
+        self._cancels_before: frozenset[str] = frozenset()
         self._cancel_polled_at_s = float("-inf")
         self._asked_for_news_at_s = float("-inf")
 
@@ -168,6 +169,7 @@ class _Runner:
             self._order.stage, self._order.units, self._view.attempts
         )
         self._order = replace(self._order, cluster=name, past=past)
+        self._cancels_before = self._engine.memory.cancels_before(self._ledger.cancel_keys)
         self._deeds.prepare()
         self._recall()
         self._is_prepared = True
@@ -189,6 +191,7 @@ class _Runner:
 
     def _round(self) -> Mapping[str, Attempt] | None:
         self._poll_cancel()
+        self._hear_news()
         situation = self._look()
         self._store.is_over(at_s=self._clock.monotonic())
         for step in advance(self._order, situation):
@@ -312,16 +315,26 @@ class _Runner:
 
     def _has_news(self) -> bool:
         """The queue is looked at seldom while a job is old; its last word is not left waiting."""
+        try:
+            if not self._hear_news():
+                return False
+            asked = self._view.open_attempts[:_MOST_ASKED_FOR_NEWS]
+            return self._cancelled or any(self._ledger.has_news(one) for one in asked)
+        except StoreError:
+            # The next look finds out for itself, and waits.
+            return False
+
+    def _hear_news(self) -> bool:
+        """Whether it was time to ask again; a wish that the run should end is heard on the way."""
         now_s = self._clock.monotonic()
         if now_s - self._asked_for_news_at_s < NEWS_POLL_S:
             return False
         self._asked_for_news_at_s = now_s
-        try:
-            asked = self._view.open_attempts[:_MOST_ASKED_FOR_NEWS]
-            return any(self._ledger.has_news(one) for one in asked)
-        except StoreError:
-            # The next look finds out for itself, and waits.
-            return False
+        wish = self._ledger.asked_for_the_end(before=self._cancels_before)
+        if wish is not None:
+            self._cancelled = True
+            self._order = replace(self._order, who=wish.who, why_end=wish.why)
+        return True
 
     def _pause(self, wait_s: float) -> Paused:
         """Leaves behind what the next engine should know."""

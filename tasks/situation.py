@@ -44,7 +44,8 @@ class Order:
     """What an engine was asked for. It stays the same while the engine lives.
 
     `past` are the attempts that had ended before it was asked: that they gave up does not bind it,
-    for a person who runs the command again asks for another try.
+    for a person who runs the command again asks for another try. `who` it is, and, should a person
+    want the end, `why_end`, are what the records say.
     """
 
     run: str
@@ -53,6 +54,7 @@ class Order:
     fingerprint: str
     cluster: str
     who: str
+    why_end: str = "the run was cancelled on request"
     retry: RetrySpec
     past: frozenset[int] = frozenset()
     replaces_nodes: bool = False

@@ -26,8 +26,10 @@ def cancel(
     """
     from flows.cancelling import Wish, cancel, described, find_open, open_existing
     from flows.recalling import spec_of_run
+    from tasks.cancelling import ask_for_the_end
 
     stages = tuple(Stage) if stage is None else (stage,)
+    reason = why or f"`headrace cancel {run}`"
     with open_existing(spec_of_run(run, spec), eyes=Wish(typer.echo)) as context:
         found = find_open(context, stages)
         for attempt in found.foreign:
@@ -36,14 +38,19 @@ def cancel(
                 f"{attempt.intent.cluster!r}; cancel it there"
             )
         if not found.ours:
-            typer.echo(f"Nothing of run {run} is open here, so there is nothing to cancel.")
+            typer.echo(f"Nothing of run {run} is open here, so there is no job to cancel.")
+            if stage is None:
+                ask_for_the_end(context.ledger, why=reason)
+                typer.echo("An engine that is about to submit one ends within seconds.")
             return
         for attempt in found.ours:
             typer.echo(described(attempt))
         if not yes and not _agreed(len(found.ours)):
             typer.echo("Nothing was cancelled.")
             return
-        left = cancel(context, found.ours, why=why or f"`headrace cancel {run}`", stages=stages)
+        if stage is None:
+            ask_for_the_end(context.ledger, why=reason)
+        left = cancel(context, found.ours, why=reason, stages=stages)
     for attempt in left:
         typer.echo(f"may still run: {described(attempt)}; give the same command again")
     if left:

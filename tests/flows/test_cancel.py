@@ -26,6 +26,7 @@ from headrace import command
 from slurm.cluster import open_cluster
 from storage.attempts import Attempt
 from storage.records import Action, Decision, Diagnosis, End, Kind, Stage, new_nonce
+from tasks.cancelling import ask_for_the_end
 from tasks.failures import RunCancelled
 from tests.flows.own_runs import Place, a_place
 from tests.flows.waiting import wait_for
@@ -65,6 +66,7 @@ class Engine:
 def cancelled(spec: PipelineSpec, why: str) -> tuple[Attempt, ...]:
     """What is left of the run after it was cancelled."""
     with open_existing(spec, eyes=Wish(print)) as context:
+        ask_for_the_end(context.ledger, why=why)
         return cancel(context, find_open(context, spec.stages).ours, why=why, stages=spec.stages)
 
 
@@ -115,11 +117,12 @@ def test_a_run_is_left_by_its_engine_then_cancelled_while_one_lives_and_while_no
         command("cancel", "ended", "--yes"), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing to cancel" in done.stdout
+    assert "no job to cancel" in done.stdout
 
 
 def test_a_validation_that_is_cancelled_makes_no_node_unfit(place: Place) -> None:
-    spec = place.spec("probing")
+    # The probe is not done before the cancel comes, however slow that is.
+    spec = place.spec("probing", cluster={"setup": ["sleep 600"]})
     engine = Engine(spec)
 
     def probes() -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from storage.attempts import Attempt
 from storage.errors import StoreError
-from storage.records import Action, ExitCode, Kind, Why
+from storage.records import Action, Cancel, ExitCode, Kind, Why
 from tasks.context import Unit
 from tasks.eyes import Eyes
 from tasks.failures import AttemptFailed, RunCancelled
@@ -299,3 +299,25 @@ def test_an_old_jobs_last_word_is_heard_within_moments(run_s: float) -> None:
     heard_s = (second.intent.created_at - first.exit.at).total_seconds()
     # In the model's own time, which no busy machine stretches.
     assert heard_s < NEWS_POLL_S + CANCEL_POLL_S + 2.0
+
+
+@pytest.mark.parametrize("wish_at_s", [1.0, 6.0, 11.0, 16.0])
+def test_a_wish_for_the_end_is_heard_by_whoever_was_there(wish_at_s: float) -> None:
+    """Also between two attempts, when there is none that could be cancelled."""
+    jobs = [JobPlan(run_s=2.0, fate=Fate.NODE_FAIL)] * 3 + [JobPlan(run_s=500.0)]
+    world = World(Plan(engines=2, jobs=tuple(jobs)), FOLDER, may_fail=True)
+
+    def wish() -> None:
+        record = Cancel(who="ana", why="enough", nonce="0" * 16, at=world.time())
+        world.open_ledger().ask_for_the_end(record)
+
+    world.start_engine(0, delay_s=0.0)
+    world.begin(wish, delay_s=wish_at_s)
+    world.go_on()
+    assert isinstance(world.failures[0], RunCancelled)
+    assert all(one.end is not None for one in attempts(world))
+    assert world.now_s < 100.0
+
+    world.start_engine(1, delay_s=0.0)
+    world.go_on()
+    assert world.results[1]["u0"].done
