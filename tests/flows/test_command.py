@@ -25,7 +25,7 @@ from storage.records import Action, Kind, Stage
 
 SCRIPT = """
     import os, pathlib, sys
-    saved = pathlib.Path(os.environ["HEADRACE_CHECKPOINTS"], os.environ["RANK"])
+    saved = pathlib.Path(os.environ["HEADRACE_CHECKPOINTS"], "step")
     step = int(saved.read_text()) if saved.exists() else 0
     for step in range(step + 1, step + 6):
         print(f"step {step} loss {1 / step}", flush=True)
@@ -49,7 +49,7 @@ def load(folder: Path, **blocks: Any) -> PipelineSpec:
     fields = {
         "run": "own",
         "workdir": "work",
-        "cluster": {"nodes": 1, "ranks_per_node": 2},
+        "cluster": {"nodes": 1, "ranks_per_node": 1},
         "command": {
             "argv": [sys.executable, "script.py"],
             "per": "rank",
