@@ -56,6 +56,13 @@ def load(folder: Path, **blocks: Any) -> PipelineSpec:
             "progress": "step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)",
             "steps": 10,
         },
+        # How fit this host is while it runs other tests is not asked here.
+        "validation": {
+            "min_memory_copy_gb_per_s": 1e-6,
+            "min_matmul_gflop_per_s": 1e-6,
+            "min_disk_write_mb_per_s": 1e-6,
+            "timeout_s": 600,
+        },
         "retry": {"heartbeat_s": 0.5, "backoff_s": 0.1},
     }
     path = folder / "own.yaml"
