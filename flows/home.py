@@ -41,9 +41,10 @@ class ProcessRef:
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 1.0
+            lives = same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return None
-        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+        return process if lives else None
 
 
 @dataclass(frozen=True, kw_only=True)
