@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from flows.console import Lines
 from flows.names import attempt_title
-from flows.opening import open_ledger
+from flows.opening import open_begun
 from flows.spec import PipelineSpec
 from slurm.cluster import open_cluster
 from slurm.snapshot import Snapshot
 from storage.attempts import Attempt
-from storage.errors import HeadraceError
 from storage.records import Stage
 from tasks.cancelling import cancel_attempts, open_attempts
 from tasks.context import RunContext
@@ -37,13 +36,7 @@ def open_existing(spec: PipelineSpec, *, eyes: Eyes) -> Iterator[RunContext]:
     Raises:
         HeadraceError: there is no such run.
     """
-    with open_ledger(spec) as (store, ledger):
-        record = ledger.run_record()
-        if record is None:
-            raise HeadraceError(
-                f"run {spec.run!r} has no record at {ledger.store.endpoint}, bucket "
-                f"{store.bucket}, prefix {store.prefix!r}, so it was never started; check the name"
-            )
+    with open_begun(spec) as (store, ledger, record):
         yield RunContext(
             run=spec.run,
             workdir=spec.workdir,

@@ -20,7 +20,7 @@ from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
 from storage.attempts import Attempt
 from storage.checkpoints.commits import newest_commit
-from storage.errors import StoreError
+from storage.errors import HeadraceError, StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
@@ -50,6 +50,24 @@ def open_ledger(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger]]:
     with server.in_use() as endpoint:
         store = embedded.resolved(spec.store, endpoint)
         yield store, _ledger(store, run=spec.run)
+
+
+@contextmanager
+def open_begun(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger, RunRecord]]:
+    """The ledger of a run that was begun, and its record.
+
+    Raises:
+        HeadraceError: it was not, as far as this store knows.
+    """
+    with open_ledger(spec) as (store, ledger):
+        record = ledger.run_record()
+        if record is None:
+            raise HeadraceError(
+                f"run {spec.run!r} has no record at {ledger.store.endpoint}, bucket "
+                f"{store.bucket}, prefix {store.prefix!r}; check the name, or start it with "
+                "`headrace run`"
+            )
+        yield store, ledger, record
 
 
 def attempts_at_work(spec: PipelineSpec) -> tuple[Attempt, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.tick import RunName, SpecOption
+from flows.cli.options import RunName, SpecOption
 from storage.errors import SpecError
 from storage.records import Stage
 

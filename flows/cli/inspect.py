@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
+
+from flows.cli.options import RunName, SpecOption
 
 if TYPE_CHECKING:
     from storage.attempts import Attempt
@@ -16,29 +16,18 @@ if TYPE_CHECKING:
 
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec", help="Its YAML file; needed where the run was not started by this user."
-        ),
-    ] = None,
+    run: RunName,
+    spec: SpecOption = None,
 ) -> None:
     """Show a run's stages, attempts and checkpoints."""
-    from flows.opening import open_ledger
+    from flows.opening import open_begun
     from flows.recalling import spec_of_run
-    from storage.errors import HeadraceError
     from tasks.documents import Table
     from tasks.report import PAGE, checkpoints_table, gather, overview
 
     found = spec_of_run(run, spec)
-    with open_ledger(found) as (store, ledger):
+    with open_begun(found) as (_, ledger, _):
         view = gather(ledger)
-    if view.record is None:
-        raise HeadraceError(
-            f"run {run!r} has no record at {ledger.store.endpoint}, bucket {store.bucket}, prefix "
-            f"{store.prefix!r}; check the name, or start it with `headrace run`"
-        )
     console = Console()
     console.print(_table(overview(view)))
     for attempts in view.attempts.values():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from flows.cli.options import RunName, SpecOption
 from storage.attempts import Attempt
 from storage.errors import HeadraceError, SlurmError
 from storage.records import Stage
@@ -24,33 +24,23 @@ WIDTH = 80
 
 
 def why(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's name.")],
+    run: RunName,
     stage: Annotated[
         Stage | None, typer.Option(help="Only this stage; with --attempt, train by default.")
     ] = None,
     attempt: Annotated[
         int | None, typer.Option(min=1, help="Only this attempt, with all its evidence.")
     ] = None,
-    spec: Annotated[
-        Path | None,
-        typer.Option(
-            "--spec", help="Its YAML file; needed where the run was not started by this user."
-        ),
-    ] = None,
+    spec: SpecOption = None,
 ) -> None:
     """Tell why a run stands where it stands, attempt for attempt."""
-    from flows.opening import open_ledger
+    from flows.opening import open_begun
     from flows.recalling import spec_of_run
     from tasks.why import explain, gather
 
     found = spec_of_run(run, spec)
-    with open_ledger(found) as (store, ledger):
+    with open_begun(found) as (_, ledger, _):
         story = gather(ledger, folder=found.workdir / run)
-    if story.record is None:
-        raise HeadraceError(
-            f"run {run!r} has no record at {ledger.store.endpoint}, bucket {store.bucket}, prefix "
-            f"{store.prefix!r}; check the name, or start it with `headrace run`"
-        )
     if attempt is not None:
         stage = stage or Stage.TRAIN
         require_attempt(story, stage, attempt)
