@@ -106,7 +106,7 @@ class _Planner:
             expires_h=spec.validation.expires_h,
         )
         chosen = validate.candidates(context, spec.validation, nodes) if nodes else None
-        probes = () if chosen is None else validate.units(chosen, spec.validation)
+        probes = () if chosen is None else validate.units(context, chosen, spec.validation)
         yield self._plan(Stage.VALIDATE, probes, validated)
         if spec.command is None:
             yield from self._own_trainer()

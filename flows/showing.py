@@ -42,6 +42,7 @@ def show_stages(
                 finally:
                     reporting.report()
         except RunCancelled as error:
+            eyes.say(str(error))
             return Cancelled(message=str(error))
         except Paused as pause:
             return Crashed(name="Left", message=f"its engine left, its job goes on: {pause}")

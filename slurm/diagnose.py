@@ -66,7 +66,9 @@ def is_settled(evidence: Evidence, *, settle_s: float = 40.0) -> bool:
     if evidence.now - evidence.ended_at >= timedelta(seconds=settle_s):
         return True
     found = _cause(evidence)
-    if found.kind in _MAY_TURN_OUT and not found.culprit_nodes:
+    # The only node of a job that said its last word was there to say it.
+    is_alone = len(evidence.nodes) == 1 and evidence.attempt.exit is not None
+    if found.kind in _MAY_TURN_OUT and not found.culprit_nodes and not is_alone:
         return False
     if _says_little(evidence, found) and _lacks_accounting(evidence.job):
         return False

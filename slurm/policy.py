@@ -209,8 +209,9 @@ def _advice(kind: Kind, past: _Past, counted: Sequence[Diagnosis]) -> str:
     """What a person may do about it."""
     if kind is Kind.TIME:
         return (
-            "; the time limit comes before there is a new commit: raise cluster.time_limit_min, or "
-            "checkpoint more often (train.checkpoint.every_steps)"
+            "; each left to be resumed before there was anything new: raise "
+            "cluster.time_limit_min, or checkpoint more often (train.checkpoint.every_steps); of a "
+            "script of your own only command.progress shows that there is"
         )
     blamed = sorted({node for one in counted for node in one.culprit_nodes})
     if past.blames_ever_others:

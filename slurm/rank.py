@@ -65,10 +65,16 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def error_text(error: BaseException) -> str:
-    """What the exit record says: a user's message for a chosen exit, else the traceback."""
-    if isinstance(error, JobExit):
+    """What the exit record says: a user's message where there is one, else the traceback."""
+    if _is_told(error):
         return shorten(str(error), size=ERROR_CHARACTERS)
     return shorten("".join(traceback.format_exception(error)).strip(), size=ERROR_CHARACTERS)
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether the error is a message to a person, to whom the way to it in our code is noise."""
+    is_expected = exit_code_of(error) is not ExitCode.CRASHED
+    return isinstance(error, JobExit) or (isinstance(error, HeadraceError) and is_expected)
 
 
 def run_rank(job: JobDescription, identity: RankIdentity) -> int:
@@ -89,8 +95,11 @@ def run_rank(job: JobDescription, identity: RankIdentity) -> int:
             ledger.claim_exit(job.intent, done)
         return ledger.claim_word(job.intent, done).record.code
     except BaseException as error:
-        traceback.print_exc()
         code = exit_code_of(error)
+        if _is_told(error):
+            print(f"headrace: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
         if code is ExitCode.CRASHED and is_peer_loss(f"{type(error).__name__}: {error}"):
             time.sleep(job.peer_silence_s + PEER_LOSS_PATIENCE_S)
         if not _another_failed_first(job, identity):

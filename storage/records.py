@@ -287,12 +287,14 @@ class Refusal:
     """`refusals/<stage>.json`: why a stage gave up, as no attempt's own decision may say it.
 
     It is the last word as long as `after` is the stage's newest attempt, None where there was none.
+    `cancelled` says that a person ended it when no attempt was open whose own end would tell.
     """
 
     stage: Stage
     unit: str
     reason: str
     after: int | None
+    cancelled: bool = False
     by: str
     at: datetime
 

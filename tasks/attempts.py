@@ -40,7 +40,7 @@ def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
         return _wind_up(order, seen, _root(failed))
     if seen.cancelled and not any(isinstance(one, Busy) for one in prospects):
         unit = order.units[0]
-        return (GiveUp(unit=unit, reason=order.why_end, cancelled=True),)
+        return (GiveUp(unit=unit, reason=_cancelled_by(order), cancelled=True),)
     busy = [one for one in prospects if isinstance(one, Busy)]
     if not busy:
         return (Finish(results={one.unit.name: _attempt_of(one) for one in prospects}),)
@@ -85,6 +85,10 @@ def _numbered(seen: Situation, busy: Sequence[Busy]) -> Iterator[Step]:
                 yield step
 
 
+def _cancelled_by(order: Order) -> str:
+    return f"{order.who} cancelled it: {order.why_end}"
+
+
 def _root(failed: Sequence[_Failed]) -> _Failed:
     """The failure that others may only have followed: a unit that was ended caused nothing."""
     return next((one for one in failed if not one.cancelled), failed[0])
@@ -119,7 +123,7 @@ def _wind_up(order: Order, seen: Situation, failed: _Failed) -> tuple[Step, ...]
     if not waits:
         give_up = GiveUp(
             unit=failed.unit,
-            reason=failed.reason,
+            reason=_cancelled_by(order) if failed.reason == order.why_end else failed.reason,
             attempt=failed.attempt,
             cancelled=failed.cancelled,
         )

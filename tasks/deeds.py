@@ -109,12 +109,11 @@ class Deeds:
 
     def refuse(self, step: GiveUp, order: Order, seen: Situation) -> None:
         """Leave the reason to whoever looks when no engine lives any more."""
-        if step.cancelled:
-            return
         refusal = Refusal(
             stage=order.stage,
             unit=step.unit.name,
             reason=step.reason,
+            cancelled=step.cancelled,
             after=seen.attempts[-1].number if seen.attempts else None,
             by=self._engine.name,
             at=self._clock.now(),

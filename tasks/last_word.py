@@ -53,9 +53,13 @@ def last_word(
         return LastWord(standing=Standing.FINISHED, reason="it has its result")
     if newest is None:
         if refusal is not None and refusal.after is None:
-            return LastWord(standing=Standing.GAVE_UP, reason=refusal.reason)
+            return LastWord(standing=_standing(refusal), reason=refusal.reason)
         return LastWord(standing=Standing.NOT_BEGUN, reason="no attempt was made")
     return _of_attempts(attempts, newest, refusal)
+
+
+def _standing(refusal: Refusal) -> Standing:
+    return Standing.STOPPED if refusal.cancelled else Standing.GAVE_UP
 
 
 def _of_attempts(attempts: Sequence[Attempt], newest: Attempt, refusal: Refusal | None) -> LastWord:
@@ -64,7 +68,7 @@ def _of_attempts(attempts: Sequence[Attempt], newest: Attempt, refusal: Refusal 
         reason = f"attempt {at_work.number} has no end yet"
         return LastWord(standing=Standing.UNDER_WAY, reason=reason, attempt=at_work)
     if refusal is not None and refusal.after == newest.number:
-        return LastWord(standing=Standing.GAVE_UP, reason=refusal.reason, attempt=newest)
+        return LastWord(standing=_standing(refusal), reason=refusal.reason, attempt=newest)
     assert newest.end is not None
     decision = newest.end.decision
     if decision.action in FINAL:

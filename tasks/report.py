@@ -39,6 +39,11 @@ class RunView:
     refusals: Mapping[Stage, Refusal] = field(default_factory=dict)
 
     @property
+    def is_of_a_command(self) -> bool:
+        """Whether a script of somebody's own is run, which has not all of the stages."""
+        return self.record is not None and self.record.spec.get("command") is not None
+
+    @property
     def min_efficiency(self) -> float:
         smoke = self.record.spec.get("smoke", {}) if self.record is not None else {}
         return float(smoke.get("min_efficiency", 0.8))
@@ -135,6 +140,8 @@ def overview(view: RunView) -> Table:
     for stage in Stage:
         record, attempts = view.stages.get(stage), view.attempts.get(stage, ())
         word = last_word(attempts, record=record, refusal=view.refusals.get(stage))
+        if word.standing is Standing.NOT_BEGUN and view.is_of_a_command:
+            continue
         is_told = record is not None and word.standing in (Standing.FINISHED, Standing.REFUSED)
         found = summary(record) if record is not None and is_told else word.reason
         rows.append((stage.value, word.standing.value, found, str(len(attempts))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from slurm.health.candidates import Candidates, choose
 from slurm.health.registry import ALLREDUCE, CHECKS, AllreduceJob, Measure, ProbeJob, Status
 from slurm.health.verdict import Judgement, Probed, judge, judge_measure
 from slurm.spec import ValidateSpec
-from storage.records import Stage, StageRecord
+from storage.records import Kind, Stage, StageRecord
 from tasks.context import RunContext, Unit
 from tasks.gates import Gate, run_gate
 from tasks.runner import UnitResult, carry_out
@@ -59,7 +59,7 @@ def validate(context: RunContext, spec: ValidateSpec) -> StageRecord:
         inputs=inputs(context, spec, nodes),
         body=body,
         expires_h=spec.expires_h,
-        units=[unit.name for unit in units(chosen, spec)],
+        units=[unit.name for unit in units(context, chosen, spec)],
     )
 
 
@@ -105,7 +105,7 @@ def _taken(
     return tuple(replace(node, idle=True) if node.name in probed else node for node in nodes)
 
 
-def units(chosen: Candidates, spec: ValidateSpec) -> tuple[Unit, ...]:
+def units(context: RunContext, chosen: Candidates, spec: ValidateSpec) -> tuple[Unit, ...]:
     """A probe for each node; the all-reduce follows when it is known which ones are fit."""
     job = ProbeJob(scratch=spec.scratch)
     return tuple(
@@ -114,7 +114,7 @@ def units(chosen: Candidates, spec: ValidateSpec) -> tuple[Unit, ...]:
             entry="slurm.health.probe",
             payload=job.model_dump(mode="json"),
             node_list=(node,),
-            time_limit_min=_minutes(spec.timeout_s),
+            time_limit_min=_minutes(context, spec.timeout_s),
             tries=1,
         )
         for node in chosen.probe
@@ -182,7 +182,7 @@ def _examine(
     context: RunContext, spec: ValidateSpec, chosen: Candidates, carry: _CarryOut
 ) -> tuple[_Found, str | None]:
     """What was found, and why it does not do; None when it does."""
-    probes = units(chosen, spec)
+    probes = units(context, chosen, spec)
     results = carry(probes)
     judgement = judge(
         [_probed(unit.node_list[0], results[unit.name]) for unit in probes],
@@ -190,10 +190,12 @@ def _examine(
         cluster=context.cluster_spec,
     )
     found = _Found(chosen=chosen, judgement=judgement)
+    if (refusal := _refusal_of_all(results.values())) is not None:
+        return found, refusal
     if judgement.suspect is not None:
         return found, judgement.suspect
     while (shortage := _shortage(context, spec, found)) is None and len(found.fit) > 1:
-        unit = _allreduce(found.fit, spec)
+        unit = _allreduce(context, found.fit, spec)
         result = carry([unit])[unit.name]
         if result.done:
             network = Measure(value=result.outputs["bus_gb_per_s"])
@@ -203,14 +205,25 @@ def _examine(
         diagnosis = result.end.diagnosis
         culprits = set(diagnosis.culprit_nodes) & set(found.fit)
         if not culprits:
-            return found, (
-                f"the all-reduce over {', '.join(found.fit)} failed: {diagnosis.message}; "
-                f"{ALLREDUCE.remedy}"
-            )
+            failed = f"the all-reduce over {', '.join(found.fit)} failed: {diagnosis.message}"
+            # A mistake in the spec is no matter of the network.
+            return found, failed if diagnosis.kind is Kind.CODE else f"{failed}; {ALLREDUCE.remedy}"
         # Whoever is blamed leaves, and the others try again.
         blame = dict.fromkeys(culprits, f"failed the all-reduce: {diagnosis.message}")
         found = replace(found, blamed={**found.blamed, **blame})
     return found, shortage
+
+
+def _refusal_of_all(results: Collection[UnitResult]) -> str | None:
+    """What sbatch said, where it took no probe at all: then no node has been looked at."""
+    is_refused = [
+        not one.done and one.attempt.start is None and one.end.diagnosis.kind is Kind.CODE
+        for one in results
+    ]
+    if not results or not all(is_refused):
+        return None
+    said = next(iter(results)).end.diagnosis.message
+    return f"no probe could be submitted, so no node was looked at: {said}; correct `cluster`"
 
 
 def _probed(node: str, result: UnitResult) -> Probed:
@@ -222,14 +235,14 @@ def _probed(node: str, result: UnitResult) -> Probed:
     )
 
 
-def _allreduce(nodes: tuple[str, ...], spec: ValidateSpec) -> Unit:
+def _allreduce(context: RunContext, nodes: tuple[str, ...], spec: ValidateSpec) -> Unit:
     return Unit(
         name="all-reduce",
         entry="slurm.health.allreduce",
         payload=AllreduceJob(timeout_s=spec.timeout_s).model_dump(mode="json"),
         nodes=len(nodes),
         node_list=nodes,
-        time_limit_min=_minutes(2 * spec.timeout_s),
+        time_limit_min=_minutes(context, 2 * spec.timeout_s),
         tries=1,
     )
 
@@ -250,5 +263,6 @@ def _needed(context: RunContext, spec: ValidateSpec) -> int:
     return context.cluster_spec.nodes if spec.min_healthy is None else spec.min_healthy
 
 
-def _minutes(seconds: float) -> int:
-    return math.ceil(seconds / 60)
+def _minutes(context: RunContext, seconds: float) -> int:
+    """A partition that takes no longer jobs than the spec's takes no longer probes either."""
+    return min(math.ceil(seconds / 60), context.cluster_spec.time_limit_min)

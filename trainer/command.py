@@ -113,14 +113,21 @@ class _Command:
                 self._output.heard(line.decode(errors="replace").rstrip())
 
     def _require_progress(self) -> None:
-        limit_s = self._spec.hang_after_s
-        if limit_s is None or self._stop.is_set or self._output.silent_s <= limit_s:
+        spec, silent_s, step = self._spec, self._output.silent_s, self._output.step
+        if spec.hang_after_s is None or self._stop.is_set:
             return
-        raise JobExit(
-            ExitCode.HANG,
-            f"no new step for {self._output.silent_s:.0f} s, and command.hang_after_s allows "
-            f"{limit_s:g}; the last one was step {self._output.step}",
-        )
+        if step is None and silent_s > spec.start_timeout_s:
+            raise JobExit(
+                ExitCode.HANG,
+                f"no first step for {silent_s:.0f} s, and command.start_timeout_s allows "
+                f"{spec.start_timeout_s:g}; or command.progress {spec.progress!r} matches no line",
+            )
+        if step is not None and silent_s > spec.hang_after_s:
+            raise JobExit(
+                ExitCode.HANG,
+                f"no new step for {silent_s:.0f} s, and command.hang_after_s allows "
+                f"{spec.hang_after_s:g}; the last one was step {step}",
+            )
 
     def _ended(self, code: int) -> Mapping[str, Any]:
         step = self._output.step
@@ -130,6 +137,8 @@ class _Command:
                 f"asked to leave; the command left with {_spell(code)}, last seen at step {step}",
                 outputs={"final_step": step},
             )
+        if step is None and self._spec.progress is not None:
+            self._say(f"no line of the output matched command.progress {self._spec.progress!r}")
         if code == 0:
             return {"final_step": step}
         said = f"`{shlex.join(self._spec.argv)}` left with {_spell(code)}"
@@ -152,8 +161,8 @@ class Output:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last new step; before the first one none has failed to come."""
-        return 0.0 if self.step is None else time.monotonic() - self._changed_at_s
+        """Seconds since the last new step; before the first one, since the start."""
+        return time.monotonic() - self._changed_at_s
 
     def heard(self, line: str) -> None:
         self._lines.append(line)

@@ -168,6 +168,9 @@ class CommandSpec(Model):
     hang_after_s: float | None = Field(
         None, gt=0, description="No new step for so long is a hang; needs `progress`."
     )
+    start_timeout_s: float = Field(
+        1800.0, gt=0, description="With `hang_after_s`: no first step for so long is one, too."
+    )
 
     @field_validator("progress")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,11 @@ def _show(console: Console, stage: StagePlan) -> None:
         on = f" on {', '.join(unit.node_list)}" if unit.node_list else ""
         size = f"{unit.nodes} × {unit.ranks_per_node} ranks{on}"
         console.print(f"  job {unit.name}: {unit.entry}, {size}", highlight=False, markup=False)
+        if (command := unit.payload.get("command")) is not None:
+            line = f"{shlex.join(command['argv'])}, once a {command['per']}, in {command['cwd']}"
+            kept = f"checkpoints in {unit.payload['checkpoints']}"
+            for text in (line, kept):
+                console.print(f"    {text}", highlight=False, markup=False, soft_wrap=True)
     if stage.script and not stage.skipped:
         for line in stage.script.splitlines():
             console.print(f"    {line}", highlight=False, markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from storage.records import Action, Cancel, ExitCode, Kind, Why
 from tasks.context import Unit
 from tasks.eyes import Eyes
 from tasks.failures import AttemptFailed, RunCancelled
+from tasks.last_word import Standing, last_word
 from tasks.runner import CANCEL_POLL_S, NEWS_POLL_S
 from tests.tasks.world import (
     STAGE,
@@ -315,7 +316,10 @@ def test_a_wish_for_the_end_is_heard_by_whoever_was_there(wish_at_s: float) -> N
     world.begin(wish, delay_s=wish_at_s)
     world.go_on()
     assert isinstance(world.failures[0], RunCancelled)
+    assert "ana cancelled it: enough" in str(world.failures[0])
     assert all(one.end is not None for one in attempts(world))
+    word = last_word(attempts(world), record=None, refusal=world.open_ledger().refusal(STAGE))
+    assert (word.standing, word.reason) == (Standing.STOPPED, "ana cancelled it: enough")
     assert world.now_s < 100.0
 
     world.start_engine(1, delay_s=0.0)

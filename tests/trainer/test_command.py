@@ -155,6 +155,21 @@ def test_a_hang_is_ended(desk: Desk) -> None:
     assert hung.value.code is ExitCode.HANG
 
 
+def test_a_script_that_never_comes_to_a_first_step_hangs_too(desk: Desk) -> None:
+    argv = [sys.executable, "-uc", "print('still waiting'); import time; time.sleep(1000)"]
+    asked = {"progress": PROGRESS, "hang_after_s": 0.1, "start_timeout_s": 0.5}
+    with pytest.raises(JobExit, match=r"no first step .* or command\.progress .* matches no line"):
+        command.run(desk.context(argv, **asked))
+
+
+def test_a_pattern_that_matches_nothing_is_told(
+    desk: Desk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = [sys.executable, "-uc", "print('Step: 3')"]
+    assert command.run(desk.context(argv, progress=PROGRESS)) == {"final_step": None}
+    assert "no line of the output matched command.progress" in capfd.readouterr().out
+
+
 def test_a_command_that_cannot_be_started_says_what_to_correct(desk: Desk) -> None:
     with pytest.raises(SpecError, match=r"command\.argv 'no-such-program x' cannot be started"):
         command.run(desk.context(["no-such-program", "x"]))
