@@ -189,9 +189,9 @@ def _examine(
         spec=spec,
         cluster=context.cluster_spec,
     )
-    found = _Found(chosen=chosen, judgement=judgement)
     if (refusal := _refusal_of_all(results.values())) is not None:
-        return found, refusal
+        judgement = replace(judgement, suspect=refusal)
+    found = _Found(chosen=chosen, judgement=judgement)
     if judgement.suspect is not None:
         return found, judgement.suspect
     while (shortage := _shortage(context, spec, found)) is None and len(found.fit) > 1:

@@ -37,6 +37,15 @@ def test_a_node_failure_waits_for_its_node_to_be_named() -> None:
     assert is_settled(replace(fresh, node_states=N2_DOWN))
 
 
+def test_the_only_node_of_a_job_was_alive_when_it_said_why() -> None:
+    hang = an_exit(ExitCode.HANG, "no new step for 90 s", at=NOW - timedelta(seconds=5))
+    fresh = seen(hang, job())
+    assert not is_settled(fresh)
+    assert fresh.attempt.start is not None
+    start = replace(fresh.attempt.start, nodes=("n1",))
+    assert is_settled(replace(fresh, attempt=replace(fresh.attempt, start=start)))
+
+
 def test_an_end_without_a_word_waits_for_accounting() -> None:
     beats = (beat("n1", age_s=1),)
     assert not is_settled(seen(job=job("FAILED", ""), beats=beats))

@@ -356,6 +356,18 @@ class TestValidate:
         assert record.outputs["unfit"] == ["local2"]
         assert "no job is taken here" in record.outputs["nodes"][1]["findings"][0]
 
+    @pytest.mark.parametrize("nodes", [1, 3])
+    def test_a_refusal_of_every_probe_is_told_once_and_blames_no_node(
+        self, make_run: Callable[..., Run], nodes: int
+    ) -> None:
+        run = make_run(nodes=nodes)
+        run.cluster.takes_jobs = False
+        with pytest.raises(StageFailed, match="so no node was looked at") as no:
+            validate(run.context, self.SPEC)
+        assert str(no.value).count("no job is taken here") == 1
+        (record,) = run.context.ledger.stage_records(Stage.VALIDATE)
+        assert record.outputs["unfit"] == []
+
     def test_a_check_that_most_nodes_fail_stops_the_run_and_blames_no_node(
         self, make_run: Callable[..., Run]
     ) -> None:
