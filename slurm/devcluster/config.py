@@ -266,6 +266,9 @@ def slurm_conf(*, shape: ClusterShape, layout: Layout) -> str:
         f"SlurmdTimeout={shape.slurmd_timeout_s}",
         f"MessageTimeout={min(10, max(5, shape.slurmd_timeout_s))}",
         "KillWait=5",
+        # A step that was cut off tells its end again and again; after the usual minute Slurm would
+        # drain its node for that, healed or not.
+        "UnkillableStepTimeout=600",
         "MinJobAge=60",
         "ReturnToService=2",
         # Every node is spoken to directly: no message waits behind a dead neighbour.
