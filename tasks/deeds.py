@@ -108,7 +108,10 @@ class Deeds:
         return True
 
     def refuse(self, step: GiveUp, order: Order, seen: Situation) -> None:
-        """Leave the reason to whoever looks when no engine lives any more."""
+        """Leave the reason to whoever looks later, unless an attempt's own end says it."""
+        end = None if step.attempt is None else step.attempt.end
+        if step.cancelled and end is not None and end.decision.action is Action.STOP:
+            return
         refusal = Refusal(
             stage=order.stage,
             unit=step.unit.name,
