@@ -113,7 +113,7 @@ def run_inside(spec: PipelineSpec, *, eyes: Eyes, say: Say, forced: Iterable[Sta
 
 def _go_back(spec: PipelineSpec, wishes: Wishes, *, say: Say) -> None:
     job_id = os.environ.get(JOB_ID)
-    by_hand = f"`headrace run {spec.run} --in-job`, given with its spec again, carries on"
+    by_hand = "the same command, given again, carries on"
     if wishes.left_by != signal.SIGUSR2 or job_id is None:
         say(f"This job was told to end, so it does not go back into the queue; {by_hand}.")
         return

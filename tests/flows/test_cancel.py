@@ -70,9 +70,8 @@ def cancelled(spec: PipelineSpec, why: str) -> tuple[Attempt, ...]:
         return cancel(context, find_open(context, spec.stages).ours, why=why, stages=spec.stages)
 
 
-def inside(spec: PipelineSpec, file: Path) -> subprocess.Popen[str]:
+def inside(file: Path) -> subprocess.Popen[str]:
     """An engine that believes to be in an allocation, which needs no Prefect."""
-    del spec
     return subprocess.Popen(
         command("run", str(file), "--in-job"),
         env={**os.environ, "SLURM_JOB_ID": "1"},
@@ -86,7 +85,7 @@ def test_a_run_is_left_by_its_engine_then_cancelled_while_one_lives_and_while_no
     place: Place,
 ) -> None:
     spec = place.spec("ended")
-    engine = inside(spec, place.file(spec))
+    engine = inside(place.file(spec))
     wait_for("training", lambda: place.has_begun("ended"), timeout_s=DEADLINE_S)
     engine.terminate()
     told, _ = engine.communicate(timeout=DEADLINE_S)
@@ -155,7 +154,7 @@ def test_an_attempt_of_another_cluster_is_named_and_left(place: Place) -> None:
 
 def test_the_janitor_ends_the_job_of_a_closed_attempt_and_no_other(place: Place) -> None:
     spec = place.spec("orphan")
-    engine = inside(spec, place.file(spec))
+    engine = inside(place.file(spec))
     wait_for("training", lambda: place.has_begun("orphan"), timeout_s=DEADLINE_S)
     engine.kill()
     engine.communicate()
