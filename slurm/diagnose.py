@@ -20,6 +20,7 @@ from slurm.diagnosis.job_rules import THE_LOOP
 from slurm.diagnosis.surroundings import surroundings
 from slurm.evidence import Evidence
 from slurm.log_patterns import PEER_SIGNS, find_sign
+from slurm.refusals import explain_refusal, said_by_sbatch
 from slurm.tracebacks import root_of
 from storage.records import Diagnosis, Kind
 
@@ -80,6 +81,9 @@ def refusal(message: str) -> Diagnosis:
     specific = _ANY_POLICY.sub("", message)
     passing = find_sign(message, among=PEER_SIGNS) or _PASSING_REFUSAL.search(specific)
     kind = Kind.SITE if passing else Kind.CODE
+    if not passing and (advice := explain_refusal(message)):
+        headline = f"sbatch refused the job: {said_by_sbatch(message)}; {advice}"
+        return Diagnosis(kind=kind, evidence=words(headline, message))
     return Diagnosis(kind=kind, evidence=words(f"sbatch refused the job: {message}"))
 
 

@@ -44,6 +44,8 @@ time, as `tasks.exclusions` says."""
 MANY_CULPRITS = 4
 """So many different nodes blamed in a row, without progress, are not what fails."""
 _AT_ONCE = frozenset({Kind.PREEMPTED, Kind.TIME})
+_SUDDEN = frozenset({Kind.HARDWARE, Kind.NETWORK, Kind.CASCADE, Kind.HANG, Kind.UNKNOWN})
+"""Ends that no waiting mends, as it would a store or a site: who had got on goes on at once."""
 _MAX_OUTPUT_FAILURES = 1
 _MAX_STEPS_BACK = 1
 
@@ -67,6 +69,11 @@ class _Past:
         is_chained = self.begins_with_progress and self.diagnoses[0].kind is Kind.TIME
         counted = self.diagnoses[1:] if is_chained else self.diagnoses
         return tuple(one for one in counted if BUDGETS.get(one.kind) == budget)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the attempt that is judged made progress itself, so that nothing failed twice."""
+        return self.begins_with_progress and len(self.attempts) == 1
 
     @property
     def blames_ever_others(self) -> bool:
@@ -229,7 +236,8 @@ def _not_the_nodes(blamed: Sequence[str]) -> str:
 def _try_again(diagnosis: Diagnosis, past: _Past, retry: RetrySpec, *, seed: int) -> Decision:
     kind, culprits = diagnosis.kind, diagnosis.culprit_nodes
     failures = len(past.of(kind) if kind in FREE else past.of(*(set(Kind) - FREE)))
-    if kind in _AT_ONCE or (culprits and failures == 1):
+    at_once = kind in _AT_ONCE or (kind in _SUDDEN and past.is_fresh)
+    if at_once or (culprits and failures == 1):
         delay_s = 0.0
     else:
         delay_s = _backoff_s(retry, failures=failures, seed=seed)

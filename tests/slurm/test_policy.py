@@ -158,6 +158,24 @@ def test_output_that_two_nodes_cannot_write_is_the_paths_fault() -> None:
     assert "workdir" in decision.reason
 
 
+@pytest.mark.parametrize("kind", [Kind.UNKNOWN, Kind.CASCADE, Kind.NETWORK, Kind.HANG])
+def test_an_attempt_that_had_got_on_is_followed_at_once_and_one_that_had_not_later(
+    kind: Kind,
+) -> None:
+    assert judge(kind, newest=commit(100)).delay_s == 0
+    assert judge(kind).delay_s > 0
+    retry = replace_retry(unknown=9, hang=9)
+    stuck = an_attempt(2, floor=100)
+    again = judge(kind, history=failed(kind), attempt=stuck, newest=commit(100), retry=retry)
+    assert again.action is Action.RESUME
+    assert again.delay_s > 0
+
+
+def test_a_store_or_a_site_that_failed_is_given_time_even_after_progress() -> None:
+    for kind in (Kind.STORAGE, Kind.SITE, Kind.LIMIT):
+        assert judge(kind, newest=commit(100)).delay_s > 0
+
+
 def test_back_off_doubles_up_to_its_bound_and_is_the_same_for_every_engine() -> None:
     retry = replace_retry(storage=99, backoff_max_s=100)
     delays = [

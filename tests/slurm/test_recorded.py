@@ -24,7 +24,7 @@ from slurm.answers import (
 )
 from slurm.cluster import JobState, SubmitDoubtful, SubmitLimited
 from slurm.commands import CommandFailed, run_checked
-from slurm.diagnose import diagnose
+from slurm.diagnose import diagnose, refusal
 from slurm.evidence import Evidence
 from slurm.patience import NO_ANSWER, TRIES, PatientCommands
 from slurm.pending import explain
@@ -35,6 +35,7 @@ from tests.slurm.attempts import NOW, an_attempt
 from tests.slurm.recorded.expected import (
     ACCEPTED_ALL_THE_SAME,
     ENDS,
+    FIELDS,
     KINDS,
     LIVES,
     NEVER_ELIGIBLE,
@@ -157,6 +158,17 @@ def test_a_refusal_is_a_refusal_in_every_version(version: str, situation: str) -
         read_answer(result)
     assert not isinstance(caught.value, SubmitLimited)
     assert result.stderr.strip().splitlines()[-1] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "situation"), everywhere([f"sbatch-{what}" for what in FIELDS])
+)
+def test_a_refusal_names_the_field_of_the_spec(version: str, situation: str) -> None:
+    (result,) = recorded(version, situation)
+    found = refusal(str(CommandFailed(result)))
+    assert FIELDS[situation.removeprefix("sbatch-")] in found.message
+    last = result.stderr.strip().splitlines()[-1]
+    assert any(last in line for line in found.evidence[1:])
 
 
 @pytest.mark.parametrize("version", VERSIONS)

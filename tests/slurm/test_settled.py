@@ -95,7 +95,18 @@ POLICY = (
 def test_a_refusal_is_the_specs_fault_unless_it_may_pass(words: str, kind: Kind) -> None:
     found = refusal(words)
     assert found.kind is kind
-    assert words in found.evidence[0]
+    assert any(words in line for line in found.evidence)
+
+
+def test_a_limit_of_accounting_that_refuses_is_told_as_one_that_is_waited_for() -> None:
+    told = refusal(f"sbatch: error: QOSMaxWallDurationPerJobLimit\n{POLICY}").message
+    assert "a single job may not ask for so much here" in told
+
+
+def test_a_refusal_in_unknown_words_is_told_as_it_is() -> None:
+    found = refusal("`sbatch job.sh` ended with 1: sbatch: error: the moon is full")
+    assert found.message.endswith("sbatch: error: the moon is full")
+    assert len(found.evidence) == 1
 
 
 def test_the_root_of_a_traceback_is_its_last_error() -> None:

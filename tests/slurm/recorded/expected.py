@@ -247,6 +247,24 @@ REJECTED = (
     "too-many-nodes",
     "too-much-memory",
 )
+FIELDS = {
+    "bad-account": "cluster.account",
+    "bad-constraint": "cluster.constraint",
+    "bad-gres": "cluster.gpus_per_node",
+    "bad-node-name": "cluster.exclude",
+    "bad-option": "cluster.extra.no-such-option",
+    "bad-partition": "cluster.partition",
+    "bad-qos": "cluster.qos",
+    "bad-reservation": "cluster.reservation",
+    "bad-time": "cluster.extra.time",
+    "licenses": "cluster.extra.licenses",
+    "node-limit": "cluster.nodes",
+    "past-deadline": "cluster.time_limit_min",
+    "time-limit": "cluster.time_limit_min",
+    "too-many-gpus": "gpus_per_node",
+    "too-much-memory": "cluster.memory_per_node",
+}
+"""The field of the spec that a refusal is about, where it is about one."""
 ACCEPTED_ALL_THE_SAME = {
     ("22.05", "bad-dependency"),
     ("22.05", "too-many-cpus"),
