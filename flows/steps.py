@@ -15,6 +15,7 @@ from storage.shards.build import plan_shards
 from storage.shards.tokenizers import open_tokenizer
 from tasks.command import run_command
 from tasks.context import RunContext
+from tasks.failures import leaving_word
 from tasks.prune import prune
 from tasks.shard import shard
 from tasks.smoke import smoke
@@ -78,7 +79,8 @@ def run_stages(
     for stage in stages:
         if stage not in done:
             placed = context if stage is Stage.VALIDATE else without_unfit(context)
-            done[stage] = _run(placed, spec, stage, done)
+            with leaving_word(context, stage):
+                done[stage] = _run(placed, spec, stage, done)
     return done
 
 

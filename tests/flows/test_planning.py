@@ -25,6 +25,7 @@ from flows.watchers import AllEyes
 from storage import embedded
 from storage.errors import SpecError
 from storage.records import Stage
+from tasks.last_word import Standing, last_word
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,24 @@ def test_a_flow_begins_nothing_when_inputs_match_nothing(folder: Path) -> None:
             with pytest.raises(SpecError, match=r"data\.inputs\[0\]"):
                 run_stages(context, spec, tuple(Stage))
             assert context.ledger.attempts(Stage.VALIDATE) == ()
+    finally:
+        server.stop()
+
+
+@pytest.mark.s3
+def test_a_stage_that_fails_before_its_first_attempt_leaves_its_reason(folder: Path) -> None:
+    spec = load_spec(write(folder, "no-node", validation={"nodes": ["nowhere"]}))
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    assert server is not None
+    try:
+        with open_run(spec, eyes=AllEyes()) as context:
+            with pytest.raises(SpecError, match="nowhere"):
+                run_stages(context, spec, tuple(Stage))
+            assert context.ledger.attempts(Stage.VALIDATE) == ()
+            refusal = context.ledger.refusal(Stage.VALIDATE)
+        word = last_word((), record=None, refusal=refusal)
+        assert word.standing is Standing.GAVE_UP
+        assert "nowhere" in word.reason
     finally:
         server.stop()
 
