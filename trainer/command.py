@@ -134,7 +134,7 @@ class _Command:
         if self._stop.is_set:
             raise JobExit(
                 ExitCode.RESUME,
-                f"asked to leave; the command left with {_spell(code)}, last seen at step {step}",
+                f"{self._stop}; the command left with {_spell(code)}, last seen at step {step}",
                 outputs={"final_step": step},
             )
         if step is None and self._spec.progress is not None:

@@ -241,7 +241,7 @@ class _Training:
         step = self._cursor.step
         return JobExit(
             ExitCode.RESUME,
-            f"asked to leave; step {step} of {self._train.steps} is committed",
+            f"{self._engine.step.stop}; step {step} of {self._train.steps} is committed",
             outputs={"step": step, "commits": self._commits},
         )
 

@@ -24,6 +24,10 @@ class StopFlag:
     def is_set(self) -> bool:
         return self.received is not None
 
+    def __str__(self) -> str:
+        """Who asked, as far as this rank knows: the wish of another one has no name here."""
+        return "asked to leave" + ("" if self.received is None else f" by {self.received.name}")
+
     def set(self, number: int, _frame: FrameType | None = None) -> None:
         self.received = signal.Signals(number)
 

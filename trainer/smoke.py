@@ -92,7 +92,7 @@ def _timed_steps(engine: Engine, smoke: SmokeRun, watchdog: Watchdog) -> list[Wi
             tokens_per_s=batch * engine.train.sequence / windows[-1].step_s,
         )
         if result.stop:
-            raise JobExit(ExitCode.RESUME, f"asked to leave; {step} of {smoke.steps} steps run")
+            raise JobExit(ExitCode.RESUME, f"{engine.step.stop}; {step} of {smoke.steps} steps run")
     return windows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -114,7 +115,13 @@ def resume_me(evidence: Evidence) -> Diagnosis | None:
         return None
     word = evidence.attempt.exit
     said = last_line(word.error) if word is not None else ""
-    return Diagnosis(kind=Kind.TIME, evidence=words(said or "left to be resumed"))
+    by_term = _BEFORE_ITS_TIME if signal.SIGTERM.name in said else ""
+    return Diagnosis(kind=Kind.TIME, evidence=words(said or "left to be resumed", by_term))
+
+
+_BEFORE_ITS_TIME = (
+    "a time limit sends USR2 first: it was preempted and left within the grace, or somebody asked"
+)
 
 
 def peer_lost(evidence: Evidence) -> Diagnosis | None:

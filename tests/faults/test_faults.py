@@ -322,7 +322,9 @@ def test_a_preempted_job_is_resumed_from_its_commit_at_once(
 
 def test_a_job_that_heeds_its_preemption_is_resumed_too(outcomes: dict[str, FaultRun]) -> None:
     outcome = outcomes["polite"].outcome
-    assert outcome.diagnosis().kind in {Kind.PREEMPTED, Kind.TIME}, outcome.story
+    told = outcome.diagnosis()
+    assert told.kind in {Kind.PREEMPTED, Kind.TIME}, outcome.story
+    assert told.kind is Kind.PREEMPTED or any("preempted" in line for line in told.evidence)
     assert (outcome.decision().action, outcome.decision().delay_s) == (Action.RESUME, 0)
     resumed(outcome, floor=True)
 

@@ -284,6 +284,12 @@ TABLE: dict[str, tuple[Evidence, Kind, tuple[str, ...], str]] = {
     ),
     "out of memory by our code": (seen(an_exit(84, "MemoryError")), Kind.MEMORY, (), "MemoryError"),
     "time limit": (seen(job=job("TIMEOUT", "0:0")), Kind.TIME, (), "TIMEOUT"),
+    "left when it was preempted": (
+        seen(an_exit(75, "asked to leave by SIGTERM"), job("FAILED", "75:0")),
+        Kind.TIME,
+        (),
+        "it was preempted and left within the grace",
+    ),
     "left in time to be resumed": (seen(an_exit(75, "told by SIGUSR2")), Kind.TIME, (), "SIGUSR2"),
     "left to be resumed because preempted": (
         seen(an_exit(75, "told by SIGTERM"), job("PREEMPTED", "0:15")),

@@ -131,6 +131,7 @@ def test_a_script_that_is_asked_to_leave_saves_and_is_resumed(desk: Desk) -> Non
     with pytest.raises(JobExit) as left:
         command.run(context)
     assert left.value.code is ExitCode.RESUME
+    assert "asked to leave by SIGUSR2; the command left with" in str(left.value)
     saved = json.loads((desk.folder / "checkpoints" / "step.json").read_text())
     assert saved >= 1
     again = command.run(desk.context(argv, attempt=2, progress=PROGRESS))
