@@ -46,11 +46,19 @@ def end(spec: PipelineSpec, server: EmbeddedStore, *, force: bool) -> None:
     """Ends the spec's server; unless `force` is given, exits with what uses it if anything does."""
     from flows.names import attempt_title
     from flows.opening import attempts_at_work
+    from storage.errors import StoreError
 
     if force:
         server.stop()
         return
-    if server.status().running and (attempts := attempts_at_work(spec)):
+    try:
+        attempts = attempts_at_work(spec) if server.status().running else ()
+    except StoreError as error:
+        raise StoreError(
+            f"{error}\nit runs and does not answer, as when its network address is gone, so nobody "
+            "can tell whether a job needs it: --force ends it all the same"
+        ) from error
+    if attempts:
         for attempt in attempts:
             job = attempt.start.job if attempt.start else None
             typer.echo(

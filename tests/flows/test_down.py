@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from flows.loading import load_spec
 from flows.opening import open_ledger
 from storage import embedded
 from storage.embedded import EmbeddedStore
+from storage.errors import StoreError
 from storage.records import Exit, ExitCode
 from tests.flows.attempts import NOW, attempt
 
@@ -85,3 +88,20 @@ def test_nothing_is_ended_while_a_run_uses_the_store(spec: Path, store: Embedded
         "A run is using the embedded store; it goes on.\n",
     )
     assert store.status().running
+
+
+@pytest.mark.s3
+def test_a_store_that_does_not_answer_is_ended_by_force_alone(
+    spec: Path, store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a job needs it stands in its records, which only it can read."""
+    pid = store.status().pid
+    assert pid is not None
+    monkeypatch.setattr(embedded, "START_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(embedded, "READ_TIMEOUT_S", 1.0)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(StoreError, match="--force ends it all the same"):
+        CliRunner().invoke(app, ["down", str(spec)], catch_exceptions=False)
+    assert store.status().running
+    assert down(spec, "--force").exit_code == 0
+    assert not store.status().running
