@@ -133,7 +133,9 @@ def peer_lost(evidence: Evidence) -> Diagnosis | None:
         return None
     word = evidence.attempt.exit
     said = last_line(word.error) if word is not None else told_by_us(evidence.log_text)
-    headline = f"{where(word)}{said or 'a peer fell silent'}"
+    # Who tells its own loss has named itself already.
+    speaker = "" if said.startswith(where(word).removesuffix(": ")) else where(word)
+    headline = f"{speaker}{said or 'a peer fell silent'}"
     if down := down_nodes(evidence):
         return Diagnosis(
             kind=Kind.HARDWARE,

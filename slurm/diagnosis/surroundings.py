@@ -48,7 +48,7 @@ def _lines(evidence: Evidence) -> Iterator[str]:
 
 
 def _job_words(job: JobObservation) -> str:
-    verb = "ended" if job.state is JobState.ENDED else "is"
+    verb = "ended" if job.state is JobState.ENDED else "was"
     said = [f"job {job.job_id or '?'} {verb} {job.raw_state or job.state}"]
     if job.exit_code:
         said.append(f"exit code {job.exit_code}")

@@ -408,6 +408,14 @@ def test_the_table(name: str) -> None:
     assert words in "\n".join(found.evidence)
 
 
+@pytest.mark.parametrize(
+    ("rank", "told"), [(0, "rank 0 on n1 lost n2"), (3, "rank 3 on n1: rank 0 on n1 lost n2")]
+)
+def test_whoever_tells_a_loss_is_named_once(rank: int, told: str) -> None:
+    word = an_exit(88, "rank 0 on n1 lost n2", rank=rank, blamed_nodes=("n2",))
+    assert diagnose(seen(word, job())).evidence[0] == told
+
+
 def test_a_job_that_tells_of_no_steps_may_have_done_many_after_a_while() -> None:
     silent = seen(an_exit(1, TYPE_ERROR), beats=(beat("n1"), beat("n2")))
     assert diagnose(silent).kind is Kind.UNKNOWN

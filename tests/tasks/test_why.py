@@ -139,7 +139,7 @@ CUT = made(
         "without n3",
         "rank 2 on n2: peer n3 fell silent",
         "node n3: down* Not responding",
-        "job 4711 is RUNNING",
+        "job 4711 was RUNNING",
         "exit record: code 88 (PEER_LOST) by rank 2 on n2",
         "last step told: 480",
         "srun.log: srun: error: n3: [bold]no answer[/bold]",
@@ -201,7 +201,7 @@ train: gave up
     steps     from the beginning, told up to step 480, committed up to 400
     end       hardware: rank 2 on n2: peer n3 fell silent
     evidence  node n3: down* Not responding
-              job 4711 is RUNNING
+              job 4711 was RUNNING
               exit record: code 88 (PEER_LOST) by rank 2 on n2
               last step told: 480
               srun.log: srun: error: n3: [bold]no answer[/bold]
