@@ -169,6 +169,18 @@ def _place(spec: PipelineSpec) -> str:
     return f"{store.endpoint_url or 'AWS'}, bucket {store.bucket}, prefix {store.prefix!r}"
 
 
+def require_unchanged(spec: PipelineSpec) -> None:
+    """Find out, before anything is begun, that a run of this name can go on with this spec.
+
+    Raises:
+        SpecError: it was begun with another one.
+        HeadraceError: the store cannot be used.
+    """
+    with open_ledger(spec) as (_, ledger):
+        if (found := ledger.run_record()) is not None:
+            require_same_run(spec.run, changes(found.spec, spec))
+
+
 def told_changes(ledger: Ledger, record: RunRecord, spec: PipelineSpec) -> tuple[str, ...]:
     """A line for each field that is not as it was when the run began.
 

@@ -70,6 +70,7 @@ def run(
     from flows.forking import fork_run
     from flows.home import Home
     from flows.loading import blaming, load_spec
+    from flows.opening import require_unchanged
     from flows.server import connect
     from flows.steps import require_files
 
@@ -80,6 +81,7 @@ def run(
         require_files(loaded)
     if fork is not None:
         loaded = fork_run(loaded, fork, say=say)
+    require_unchanged(loaded)
     if in_job:
         _in_job(loaded, console, forced=tuple(force or ()), time_limit_min=time)
         return

@@ -159,6 +159,24 @@ def test_a_stage_that_fails_before_its_first_attempt_leaves_its_reason(folder: P
 
 
 @pytest.mark.s3
+def test_a_change_that_needs_another_run_is_refused_before_a_flow_is_begun(folder: Path) -> None:
+    path = write(folder, "changed")
+    spec = load_spec(path)
+    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    assert server is not None
+    try:
+        with open_run(spec, eyes=AllEyes()):
+            pass
+        told = command(folder, "run", write(folder, "changed", train={"seed": 7}))
+        assert told.returncode == 2
+        assert "must not change in mid-run" in told.stderr
+        assert "train.seed" in told.stderr
+        assert Home(folder=folder / "home").read_record() is None, "a Prefect server was started"
+    finally:
+        server.stop()
+
+
+@pytest.mark.s3
 def test_what_is_finished_would_be_skipped_and_is_shown_by_name(folder: Path) -> None:
     path = write(folder, "done")
     spec: PipelineSpec = load_spec(path)
