@@ -110,6 +110,9 @@ class EmbeddedStore:
                     f"store.embedded.host {self.host!r}; stop it first, or name another "
                     "`store.embedded.directory`"
                 )
+            if last.hostname == socket.gethostname():
+                # Of one whose address is gone no answer has to be awaited.
+                require_own_address(self.host)
             try:
                 return self._wait_ready(last)
             except _DiedError:

@@ -296,6 +296,20 @@ def test_an_address_that_is_not_this_machine_s_is_refused(
         server.ensure()
 
 
+def test_a_running_server_whose_address_is_gone_is_not_waited_for(
+    embedded: EmbeddedStore,
+) -> None:
+    """As when the dev cluster is down, on whose address it listened."""
+    embedded.ensure()
+    gone = "10.255.255.1"
+    path = embedded.directory / "server.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": gone}))
+    moved = EmbeddedStore(directory=embedded.directory, host=gone, bucket=embedded.bucket)
+    with pytest.raises(StoreError, match="is no IPv4 address of this machine"):
+        moved.ensure()
+    assert moved.status().running
+
+
 def test_bad_surroundings_are_one_clear_error(
     embedded: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
