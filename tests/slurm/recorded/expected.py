@@ -102,8 +102,15 @@ UNLIKE = {
         controller_derived="0:15",
         steps={"batch": _TERMINATED, "extern": _ALL_WELL, "0": _TERMINATED},
     ),
+    ("23.11", "node-fail"): replace(
+        ENDS["node-fail"],
+        code="0:0",
+        derived="0:0",
+        controller_code="0:15",
+        controller_derived="0:15",
+    ),
 }
-"""Ends that one version tells with other codes (here until the node that failed is back)."""
+"""Ends that a version tells with other codes (here until the node that failed is back)."""
 
 NEVER_ELIGIBLE = ("cancelled-held", "deadline")
 """Accounting, asked for a span of time, leaves out jobs that were never ready to start in it."""
@@ -170,7 +177,9 @@ LIVES = {
     "pending-partition-down": _TELLS,
     "pending-too-many-cpus": _TELLS,
     "pending-too-many-nodes": _TELLS,
-    "pending-account": replace(_IS_VAIN, unlike={"24.11": Outlook.TELL, "26.05": Outlook.TELL}),
+    "pending-account": replace(
+        _IS_VAIN, unlike=dict.fromkeys(("23.11", "24.11", "26.05"), Outlook.TELL)
+    ),
     "pending-qos-not-allowed": _IS_VAIN,
     "pending-time-limit": _IS_VAIN,
     "bad-constraints": _IS_VAIN,
@@ -269,6 +278,8 @@ ACCEPTED_ALL_THE_SAME = {
     ("22.05", "bad-dependency"),
     ("22.05", "too-many-cpus"),
     ("22.05", "too-many-nodes"),
+    ("23.11", "too-many-cpus"),
+    ("23.11", "too-many-nodes"),
     ("26.05", "too-many-cpus"),
     ("26.05", "too-many-nodes"),
 }

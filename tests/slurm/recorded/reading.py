@@ -12,7 +12,7 @@ from slurm.cluster import JobObservation
 from slurm.commands import CommandResult
 
 RECORDED = Path(__file__).parent
-VERSIONS = ("22.05", "24.11", "26.05")
+VERSIONS = ("22.05", "23.11", "24.11", "26.05")
 UID = 1001
 
 
@@ -36,6 +36,7 @@ def recorded(version: str, situation: str) -> tuple[CommandResult, ...]:
 
 NOT_BROUGHT_ABOUT = {
     ("22.05", "deadline"),
+    ("23.11", "deadline"),
     ("24.11", "pending-too-many-cpus"),
     ("24.11", "pending-too-many-nodes"),
 }
