@@ -56,7 +56,7 @@ class CommandResult:
 
     @property
     def failed(self) -> bool:
-        """squeue before 26.05 ends with 0, and lists nothing, where it cannot look its user up."""
+        """squeue before 25.05 ends with 0, and lists nothing, where it cannot look its user up."""
         return self.returncode != 0 or "error: Invalid user" in self.stderr
 
 

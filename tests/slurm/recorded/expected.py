@@ -178,7 +178,7 @@ LIVES = {
     "pending-too-many-cpus": _TELLS,
     "pending-too-many-nodes": _TELLS,
     "pending-account": replace(
-        _IS_VAIN, unlike=dict.fromkeys(("23.11", "24.11", "26.05"), Outlook.TELL)
+        _IS_VAIN, unlike=dict.fromkeys(("23.11", "24.11", "25.05", "26.05"), Outlook.TELL)
     ),
     "pending-qos-not-allowed": _IS_VAIN,
     "pending-time-limit": _IS_VAIN,
@@ -280,6 +280,8 @@ ACCEPTED_ALL_THE_SAME = {
     ("22.05", "too-many-nodes"),
     ("23.11", "too-many-cpus"),
     ("23.11", "too-many-nodes"),
+    ("25.05", "too-many-cpus"),
+    ("25.05", "too-many-nodes"),
     ("26.05", "too-many-cpus"),
     ("26.05", "too-many-nodes"),
 }

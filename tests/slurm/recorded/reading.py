@@ -12,7 +12,7 @@ from slurm.cluster import JobObservation
 from slurm.commands import CommandResult
 
 RECORDED = Path(__file__).parent
-VERSIONS = ("22.05", "23.11", "24.11", "26.05")
+VERSIONS = ("22.05", "23.11", "24.11", "25.05", "26.05")
 UID = 1001
 
 
