@@ -177,9 +177,7 @@ LIVES = {
     "pending-partition-down": _TELLS,
     "pending-too-many-cpus": _TELLS,
     "pending-too-many-nodes": _TELLS,
-    "pending-account": replace(
-        _IS_VAIN, unlike=dict.fromkeys(("23.11", "24.11", "25.05", "26.05"), Outlook.TELL)
-    ),
+    "pending-account": replace(_TELLS, unlike={"22.05": Outlook.GIVE_UP}),
     "pending-qos-not-allowed": _IS_VAIN,
     "pending-time-limit": _IS_VAIN,
     "bad-constraints": _IS_VAIN,
