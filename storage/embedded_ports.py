@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ LOWEST_PORT = 10_240
 # Above this the gRPC twin of a port would lie in Linux's range of ephemeral ports.
 HIGHEST_PORT = 22_767
 _TRIES = 200
+EXIT_S = 2.0
 # SeaweedFS puts these sockets here whatever TMPDIR says, and two servers with the same port number
 # on different addresses, or in different network namespaces, would take them from each other.
 _SOCKET_FOLDER = Path("/tmp")
@@ -51,8 +53,11 @@ def require_own_address(host: str) -> None:
 
 
 def choose_ports(*, preferred: Ports | None) -> Ports:
-    """The preferred ports when all of them are free, else others; another process may be faster."""
-    if preferred is not None and _all_free(preferred):
+    """The preferred ports when all of them are free, else others; another process may be faster.
+
+    A server that was killed a moment ago gives its lock up before its ports: these are waited for.
+    """
+    if preferred is not None and _all_free_within(preferred, seconds=EXIT_S):
         return preferred
     count = len(fields(Ports))
     for _ in range(_TRIES):
@@ -77,6 +82,15 @@ def _with_grpc(ports: Ports) -> Iterator[int]:
     for port in astuple(ports):
         yield port
         yield port + GRPC_OFFSET
+
+
+def _all_free_within(ports: Ports, *, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not _all_free(ports):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _all_free(ports: Ports) -> bool:

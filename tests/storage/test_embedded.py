@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -157,6 +158,17 @@ def test_a_port_taken_between_choice_and_start_costs_a_try_and_then_an_error(
         choices = iter([stolen, free])
         monkeypatch.setattr(embedded_module, "choose_ports", lambda *, preferred: next(choices))
         assert urlsplit(embedded.ensure().endpoint_url).port == free.s3
+
+
+def test_ports_that_a_killed_server_has_yet_to_give_up_are_waited_for() -> None:
+    free = choose_ports(preferred=None)
+    dying = socket.socket()
+    dying.bind(("127.0.0.1", free.volume))
+    dying.listen()
+    gives_up = threading.Timer(0.3, dying.close)
+    gives_up.start()
+    assert choose_ports(preferred=free) == free
+    gives_up.join()
 
 
 def test_ports_of_another_address_or_namespace_count_as_taken() -> None:
