@@ -115,7 +115,7 @@ def resume_me(evidence: Evidence) -> Diagnosis | None:
         return None
     word = evidence.attempt.exit
     said = last_line(word.error) if word is not None else ""
-    by_term = _BEFORE_ITS_TIME if signal.SIGTERM.name in said else ""
+    by_term = _BEFORE_ITS_TIME if f"by {signal.SIGTERM.name}" in said else ""
     return Diagnosis(kind=Kind.TIME, evidence=words(said or "left to be resumed", by_term))
 
 

@@ -416,6 +416,11 @@ def test_whoever_tells_a_loss_is_named_once(rank: int, told: str) -> None:
     assert diagnose(seen(word, job())).evidence[0] == told
 
 
+def test_a_command_that_is_ended_by_term_at_its_time_limit_was_not_preempted() -> None:
+    word = an_exit(75, "asked to leave by SIGUSR2; the command left with SIGTERM")
+    assert not any("preempted" in line for line in diagnose(seen(word, job())).evidence)
+
+
 def test_a_job_that_tells_of_no_steps_may_have_done_many_after_a_while() -> None:
     silent = seen(an_exit(1, TYPE_ERROR), beats=(beat("n1"), beat("n2")))
     assert diagnose(silent).kind is Kind.UNKNOWN
