@@ -14,12 +14,13 @@ from flows.changes import changes
 from flows.opening import Origin, claim_run, open_ledger
 from flows.spec import PipelineSpec
 from slurm.snapshot import take_snapshot
+from storage.checkpoint_records import Commit
 from storage.checkpoints.commits import counting_commits, read_journals
 from storage.checkpoints.lineage import journaled
 from storage.errors import SpecError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
-from storage.records import Commit, RunRecord, encode
+from storage.records import RunRecord, encode
 
 _OTHER_WEIGHTS = ("train.model.", "data.tokenizer", "data.end_of_document")
 """Fields of which a change leaves no meaning in the weights that there are."""

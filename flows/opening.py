@@ -19,13 +19,14 @@ from slurm.log_retention import sweep_logs
 from slurm.snapshot import Snapshot, take_snapshot
 from storage import embedded
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import newest_commit
 from storage.errors import HeadraceError, StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.probe import StoreProbe, probe
-from storage.records import CommitRef, RunRecord, Stage, new_nonce
+from storage.records import RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
 from tasks.engine import Engine

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from slurm.spec import RetrySpec
 from slurm.tracebacks import TRACEBACK, same_root
 from storage.attempts import Attempt
-from storage.records import Action, CommitRef, Decision, Diagnosis, Kind, Stage
+from storage.checkpoint_records import CommitRef
+from storage.records import Action, Decision, Diagnosis, Kind, Stage
 
 _FINAL: Mapping[Kind, tuple[Action, str]] = {
     Kind.DONE: (Action.DONE, "the work is done"),

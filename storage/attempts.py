@@ -8,17 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.records import (
-    Cancel,
-    End,
-    Exit,
-    ExitCode,
-    Heartbeat,
-    Intent,
-    Resume,
-    Start,
-    Submitted,
-)
+from storage.checkpoint_records import Resume
+from storage.records import Cancel, End, Exit, ExitCode, Heartbeat, Intent, Start, Submitted
 
 
 @dataclass(frozen=True, kw_only=True)

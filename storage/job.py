@@ -26,13 +26,15 @@ from storage.spec import StoreSpec
 class JobDescription:
     """`job.json`: all that a job is told. `entry` is a module with `run(context) -> outputs`.
 
-    The cluster that submits it fills in the launcher, and what a container or the site adds to
-    srun's command. Paths are absolute: it works in `folder`, and writes to `folders` too, if any.
+    `sidecar` is a module like `entry` that runs beside the ranks, once a node, and outlives them
+    for as long as it has work to finish. The cluster that submits it fills in the launcher, and
+    what a container or the site adds to srun's command. Paths are absolute: it works in `folder`, and writes to `folders` too, if any.
     """
 
     intent: Intent
     store: StoreSpec
     entry: str
+    sidecar: str | None = None
     payload: Mapping[str, Any] = field(default_factory=dict)
     folder: Path
     code: Path

@@ -107,6 +107,10 @@ class RunKeys:
     def quarantine(self) -> str:
         return f"{self.root}/checkpoints/quarantine/"
 
+    def doubt(self, attempt: int, *, step: int, save: str, host: str) -> str:
+        """What one host says against a checkpoint, below `quarantine`."""
+        return f"{self.quarantine}{step:012d}.{attempt:04d}.{save}/{host}.json"
+
     @property
     def sweeps(self) -> str:
         return f"{self.root}/checkpoints/sweeps/"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from storage.attempts import Attempt, Element
+from storage.checkpoint_records import Resume
 from storage.keys import RunKeys
 from storage.object_store import ObjectStore
 from storage.records import (
@@ -20,7 +21,6 @@ from storage.records import (
     Heartbeat,
     Intent,
     Refusal,
-    Resume,
     RunRecord,
     Stage,
     StageRecord,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from storage.checkpoint_records import CommitRef
 from storage.errors import LedgerError
 
 T = TypeVar("T")
@@ -93,15 +94,6 @@ class Why(StrEnum):
     RETRIED = "retried"
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class CommitRef:
-    """Names one committed checkpoint."""
-
-    step: int
-    attempt: int
-    save: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Intent:
     """`<n>.json`: an attempt, before it exists in Slurm. Only its creator may call sbatch.
@@ -166,24 +158,6 @@ class Submitted:
 
     job_id: str
     nonce: str
-    at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """`<n>.resume.json`: what all ranks loaded and verified, before the first step."""
-
-    source: CommitRef | None
-    world_size: int
-    nonce: str
-    at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading:
-    """`<n>.loading.json`: a reader's marker, put before it reads the sweep journals."""
-
-    candidates: tuple[CommitRef, ...]
     at: datetime
 
 
@@ -316,63 +290,6 @@ class RunRecord:
     git_dirty: bool | None
     store_probe: Mapping[str, Any]
     nonce: str
-    at: datetime
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileRecord:
-    """One object of a save: its key, size and CRC64-NVME (base64, as S3 writes it)."""
-
-    key: str
-    size_bytes: int
-    crc64nvme: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankDone:
-    """`done.<rank>.json`: this rank's part of the save is in the store, with these checksums."""
-
-    save: str
-    step: int
-    rank: int
-    files: tuple[FileRecord, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """THE commit: the one small object whose existence makes a checkpoint real."""
-
-    run: str
-    attempt: int
-    step: int
-    save: str
-    world_size: int
-    mesh: Mapping[str, int]
-    metadata: FileRecord
-    files: tuple[FileRecord, ...]
-    samples_consumed: int
-    samples_hash: str
-    dataset_id: str
-    model_hash: str
-    metrics: Mapping[str, float]
-    nonce: str
-    at: datetime
-
-    @property
-    def ref(self) -> CommitRef:
-        return CommitRef(step=self.step, attempt=self.attempt, save=self.save)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.metadata.size_bytes + sum(file.size_bytes for file in self.files)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepJournal:
-    """`sweeps/<id>.json`: what a sweeper means to delete. A save named here never counts again."""
-
-    sweep: str
-    refs: tuple[CommitRef, ...]
     at: datetime
 
 

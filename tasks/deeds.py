@@ -10,12 +10,12 @@ from pathlib import Path
 from slurm.cluster import NodeState, SubmitDoubtful, SubmitLimited
 from slurm.evidence import Evidence, gather
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.errors import SubmitRejected
 from storage.records import (
     Action,
     Cancel,
-    CommitRef,
     End,
     ExitCode,
     Intent,

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import Commit
 from storage.checkpoints.commits import commit_places, counting_commits, read_commit
 from storage.checkpoints.lineage import trace
 from storage.ledger import Ledger
-from storage.records import Action, Commit, Kind, Refusal, RunRecord, Stage, StageRecord
+from storage.records import Action, Kind, Refusal, RunRecord, Stage, StageRecord
 from tasks.curves import Point, read_metrics, resumes, stitch
 from tasks.documents import Block, Heading, Paragraph, Picture, Table, to_html, to_markdown
 from tasks.last_word import Standing, is_passed, last_word

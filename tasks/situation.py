@@ -14,7 +14,8 @@ from slurm.cluster import JobObservation, JobState, NodeState
 from slurm.evidence import Evidence
 from slurm.spec import RetrySpec
 from storage.attempts import Attempt
-from storage.records import CommitRef, Decision, Diagnosis, Exit, Stage, Why
+from storage.checkpoint_records import CommitRef
+from storage.records import Decision, Diagnosis, Exit, Stage, Why
 from tasks.context import Unit
 from tasks.exclusions import Exclusion
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from storage.records import Commit
+from storage.checkpoint_records import Commit
 from storage.shards.order import extend_hash
 from trainer.model import Decoder
 from trainer.spec import OptimizerSpec

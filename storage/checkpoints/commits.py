@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import Commit, CommitRef, Loading, SweepJournal
 from storage.checkpoints.lineage import counting, trace
 from storage.ledger import Ledger
-from storage.records import Commit, CommitRef, Loading, Stage, SweepJournal, decode
+from storage.records import Stage, decode
 
 _COMMIT_NAME = re.compile(r"(\d{12})\.(\d{4,})\.json")
 

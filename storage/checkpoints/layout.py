@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
+from storage.checkpoint_records import RankDone
 from storage.errors import CheckpointError
-from storage.records import RankDone
 
 METADATA_NAME = "metadata.json"
 VALUE_BYTES = 64 * 2**10
+BLOCK_BYTES = 32 * 2**10
 
 StatePath = tuple[str | int, ...]
 
@@ -30,6 +31,9 @@ class Chunk:
     """A box of a tensor, `lengths` from `offsets`: row-major bytes of `file` from `start`.
 
     `file` is a name within the save's folder; the CRC64-NVME is over this chunk's bytes alone.
+    `blocks` holds those of its blocks of BLOCK_BYTES, the last of which may be shorter: eight
+    big-endian bytes each, in base64, so that a rank can check the part of a chunk that it reads.
+    It is empty for a chunk of one block.
     """
 
     offsets: tuple[int, ...]
@@ -38,6 +42,7 @@ class Chunk:
     start: int
     size_bytes: int
     crc64nvme: str
+    blocks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

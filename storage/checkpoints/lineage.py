@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.errors import LedgerError
-from storage.records import CommitRef, SweepJournal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from storage.checkpoint_records import Commit, CommitRef, Loading, Resume
 from storage.checkpoints.commits import (
     commit_places,
     iter_counting,
@@ -22,7 +23,7 @@ from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
 from storage.errors import CheckpointError
 from storage.job import JobContext, JobExit
 from storage.ledger import Ledger
-from storage.records import Commit, CommitRef, ExitCode, Loading, Resume, Stage, encode, new_nonce
+from storage.records import ExitCode, Stage, encode, new_nonce
 
 CANDIDATES = 8
 

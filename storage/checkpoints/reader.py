@@ -18,12 +18,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 from typing_extensions import override
 
+from storage.checkpoint_records import Commit, FileRecord
 from storage.checkpoints.layout import Chunk, Layout, ValueLayout, crc_text
 from storage.checkpoints.metadata import to_metadata
 from storage.checkpoints.writer import ALIGNMENT
 from storage.errors import CheckpointError, ObjectMissing
 from storage.object_store import ObjectStore
-from storage.records import Commit, FileRecord, decode
+from storage.records import decode
 
 READ_THREADS = 8
 RANGE_BYTES = 64 * 2**20

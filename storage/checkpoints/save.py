@@ -10,13 +10,14 @@ from typing import Any
 
 from torch.distributed.checkpoint.planner import SavePlan
 
+from storage.checkpoint_records import Commit
 from storage.checkpoints.layout import RankPart, compact, merge
 from storage.checkpoints.metadata import JsonSavePlanner
 from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.writer import ObjectStoreWriter, layout_of
 from storage.errors import CheckpointError
 from storage.job import JobContext, JobExit
-from storage.records import Commit, ExitCode, Stage, decode, encode, new_nonce
+from storage.records import ExitCode, Stage, decode, encode, new_nonce
 
 POLL_THREADS = 16
 POLL_S = 0.02

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 from typing_extensions import override
 
+from storage.checkpoint_records import FileRecord
 from storage.checkpoints.layout import (
     METADATA_NAME,
     Chunk,
@@ -29,7 +30,6 @@ from storage.checkpoints.layout import (
 from storage.checkpoints.metadata import dtype_name
 from storage.errors import StoreError
 from storage.object_store import ObjectStore
-from storage.records import FileRecord
 
 OBJECT_BYTES = 256 * 2**20
 ALIGNMENT = 64

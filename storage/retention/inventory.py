@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef, Loading, SweepJournal
 from storage.checkpoints.commits import (
     commit_place,
     read_commit,
@@ -17,7 +18,7 @@ from storage.checkpoints.commits import (
 from storage.checkpoints.lineage import counting
 from storage.ledger import Ledger
 from storage.object_store import ObjectInfo
-from storage.records import CommitRef, Loading, Stage, SweepJournal
+from storage.records import Stage
 from storage.retention.policy import StoredCommit
 
 _SAVE_OBJECT = re.compile(r"(\d{4,})/(\d{12})\.([^/]+)/.+")

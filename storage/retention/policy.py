@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from storage.records import CommitRef
+from storage.checkpoint_records import CommitRef
 from storage.spec import KeepSpec
 
 ALWAYS_KEPT = 2

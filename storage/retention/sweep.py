@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.checkpoints.lineage import journaled
 from storage.job import JobContext
 from storage.ledger import Ledger
 from storage.object_store import DeleteFailure
-from storage.records import CommitRef, SweepJournal, encode, new_nonce
+from storage.records import encode, new_nonce
 from storage.retention.inventory import Inventory, protected, take
 from storage.retention.policy import Verdict, plan
 from storage.spec import Model, RetentionSpec

@@ -10,10 +10,11 @@ import numpy as np
 from awscrt.checksums import crc64nvme
 from numpy.typing import NDArray
 
+from storage.checkpoint_records import FileRecord
 from storage.errors import DataError, StoreError
 from storage.file_locks import holding
 from storage.object_store import ObjectStore
-from storage.records import FileRecord, new_nonce
+from storage.records import new_nonce
 from storage.shards.manifest import Manifest, Shard, Split
 from storage.shards.order import rank_positions, sample_index
 from storage.shards.writer import crc_text

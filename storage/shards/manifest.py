@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
+from storage.checkpoint_records import FileRecord
 from storage.errors import DataError, LedgerError, ObjectMissing
 from storage.object_store import ObjectStore
-from storage.records import FileRecord, decode
+from storage.records import decode
 from storage.shards.inputs import BadDocument
 
 Split = Literal["train", "validation"]

@@ -10,9 +10,9 @@ import numpy as np
 from awscrt.checksums import crc64nvme
 from numpy.typing import NDArray
 
+from storage.checkpoint_records import FileRecord
 from storage.keys import DatasetKeys
 from storage.object_store import ObjectStore
-from storage.records import FileRecord
 from storage.shards.manifest import ENDS_DTYPE, Shard, Split, TokenType, token_dtype
 
 

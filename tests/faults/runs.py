@@ -23,11 +23,12 @@ from slurm.commands import SystemCommands
 from slurm.spec import ClusterSpec, RetrySpec
 from slurm.submit import SlurmCluster
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef
 from storage.errors import HeadraceError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.records import CommitRef, Decision, Diagnosis, Intent, Stage
+from storage.records import Decision, Diagnosis, Intent, Stage
 from storage.spec import StoreSpec
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine

@@ -6,16 +6,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef, Resume
 from storage.records import (
     Action,
-    CommitRef,
     Decision,
     Diagnosis,
     End,
     Intent,
     JobIdentity,
     Kind,
-    Resume,
     Stage,
     StageRecord,
     Start,

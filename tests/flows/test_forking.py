@@ -13,9 +13,10 @@ from flows.opening import open_ledger, open_run
 from flows.spec import PipelineSpec
 from flows.watchers import AllEyes
 from storage import embedded
+from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.checkpoints.commits import read_pins
 from storage.errors import SpecError
-from storage.records import CommitRef, RunRecord, SweepJournal, encode
+from storage.records import RunRecord, encode
 from tests.storage.retention.test_sweep import AT, Run
 
 pytestmark = pytest.mark.s3

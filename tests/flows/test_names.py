@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.names import attempt_title, end_text, progress_text
-from storage.records import CommitRef, Stage, Why
+from storage.checkpoint_records import CommitRef
+from storage.records import Stage, Why
 from tests.flows.attempts import attempt, dead_node, end, resumed
 
 

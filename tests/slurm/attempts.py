@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef
 from storage.records import (
     Action,
-    CommitRef,
     Decision,
     Diagnosis,
     End,

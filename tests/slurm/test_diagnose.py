@@ -10,7 +10,8 @@ import pytest
 from slurm.cluster import JobObservation, JobState
 from slurm.diagnose import diagnose
 from slurm.evidence import Evidence
-from storage.records import CommitRef, Kind, Resume
+from storage.checkpoint_records import CommitRef, Resume
+from storage.records import Kind
 from tests.slurm.attempts import NONCE, NOW, an_exit, beat
 from tests.slurm.sights import (
     AHEAD,

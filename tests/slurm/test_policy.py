@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from slurm.policy import BUDGETS, decide
 from slurm.spec import RetrySpec
 from storage.attempts import Attempt
-from storage.records import Action, Decision, Diagnosis, Kind, Resume
+from storage.checkpoint_records import Resume
+from storage.records import Action, Decision, Diagnosis, Kind
 from tests.slurm.attempts import NOW, an_attempt, an_exit, beat, commit, ended
 
 RETRY = RetrySpec(hardware=2, network=2, storage=2, site=1, hang=1, unknown=1, backoff_s=10)

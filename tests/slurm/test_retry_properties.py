@@ -18,19 +18,8 @@ from slurm.log_evidence import LogPart
 from slurm.policy import BUDGETS, decide
 from slurm.spec import RetrySpec
 from storage.attempts import Attempt
-from storage.records import (
-    Action,
-    Cancel,
-    CommitRef,
-    Decision,
-    Diagnosis,
-    End,
-    Exit,
-    ExitCode,
-    Kind,
-    Resume,
-    Start,
-)
+from storage.checkpoint_records import CommitRef, Resume
+from storage.records import Action, Cancel, Decision, Diagnosis, End, Exit, ExitCode, Kind, Start
 from tests.slurm.attempts import NONCE, NOW, an_attempt, an_exit, beat, commit
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")

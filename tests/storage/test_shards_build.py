@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.checkpoint_records import FileRecord
 from storage.errors import DataError, LedgerError, SpecError
 from storage.job import JobExit
 from storage.keys import DatasetKeys
 from storage.object_store import ObjectStore
-from storage.records import ExitCode, FileRecord, new_nonce
+from storage.records import ExitCode, new_nonce
 from storage.shards.build import Part, ShardJob, build_dataset, most_elements, plan_shards
 from storage.shards.manifest import (
     ENDS_DTYPE,

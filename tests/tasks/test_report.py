@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from storage.records import Commit, FileRecord, Refusal, Stage
+from storage.checkpoint_records import Commit, FileRecord
+from storage.records import Refusal, Stage
 from tasks.curves import Point
 from tasks.documents import Picture, Table, to_markdown
 from tasks.plots import Measured, loss_plot, scaling_plot

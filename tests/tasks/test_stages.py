@@ -19,6 +19,7 @@ from slurm.cluster import NodeState, Resources
 from slurm.local import LocalCluster
 from slurm.snapshot import Snapshot, take_snapshot
 from slurm.spec import ClusterSpec, RetrySpec, ValidateSpec
+from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.embedded import EmbeddedStore, resolved
 from storage.errors import SpecError, StageFailed, SubmitRejected
 from storage.job import JobDescription
@@ -27,7 +28,6 @@ from storage.ledger import Ledger
 from storage.object_store import ObjectStore
 from storage.records import (
     Action,
-    CommitRef,
     Decision,
     Diagnosis,
     End,
@@ -37,7 +37,6 @@ from storage.records import (
     Kind,
     Stage,
     StageRecord,
-    SweepJournal,
     Why,
     encode,
     new_nonce,

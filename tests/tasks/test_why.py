@@ -11,10 +11,10 @@ import pytest
 
 from slurm.cluster import JobObservation, JobState
 from storage.attempts import Attempt, Element
+from storage.checkpoint_records import CommitRef, Resume
 from storage.records import (
     Action,
     Cancel,
-    CommitRef,
     Decision,
     Diagnosis,
     End,
@@ -25,7 +25,6 @@ from storage.records import (
     JobIdentity,
     Kind,
     Refusal,
-    Resume,
     Stage,
     StageRecord,
     Start,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import counting_commits
-from storage.records import CommitRef, RunRecord, new_nonce
+from storage.records import RunRecord, new_nonce
 from tests.trainer.distributed import run_distributed_test
 from tests.trainer.jobs import TINY, Bench, run_job
 from trainer.spec import TrainSpec

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
+from storage.checkpoint_records import Commit
 from storage.checkpoints.commits import counting_commits
 from storage.errors import SpecError
 from storage.job import JobContext, JobDescription, RankIdentity
-from storage.records import (
-    Action,
-    Commit,
-    Decision,
-    Diagnosis,
-    End,
-    ExitCode,
-    Kind,
-    Stage,
-    new_nonce,
-)
+from storage.records import Action, Decision, Diagnosis, End, ExitCode, Kind, Stage, new_nonce
 from tests.ranks import ALONE
 from tests.trainer.distributed import run_distributed_test
 from tests.trainer.jobs import TINY, Bench, Left, run_job

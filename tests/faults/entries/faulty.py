@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from storage.checkpoint_records import Commit, FileRecord, Resume
 from storage.job import JobContext, JobExit
-from storage.records import Commit, ExitCode, FileRecord, Resume, encode, new_nonce
+from storage.records import ExitCode, encode, new_nonce
 
 DEADLINE_S = 280.0
 _NOTHING = FileRecord(key="none", size_bytes=0, crc64nvme="AAAAAAAAAAA=")

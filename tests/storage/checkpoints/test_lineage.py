@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef, Resume, SweepJournal
 from storage.checkpoints.lineage import counting, trace
 from storage.errors import LedgerError
-from storage.records import CommitRef, Intent, Resume, Stage, SweepJournal, Why
+from storage.records import Intent, Stage, Why
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from storage.checkpoint_records import Commit, CommitRef, SweepJournal
 from storage.checkpoints.load import load_newest
 from storage.errors import CheckpointError
 from storage.job import JobExit
 from storage.ledger import Ledger
-from storage.records import Commit, CommitRef, ExitCode, Intent, Stage, SweepJournal, encode
+from storage.records import ExitCode, Intent, Stage, encode
 from tests.storage.checkpoints import work
 from tests.storage.checkpoints.pool import RankPool
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.checkpoint_records import FileRecord, RankDone
 from storage.checkpoints.layout import (
     Chunk,
     Layout,
@@ -24,7 +25,7 @@ from storage.checkpoints.layout import (
 )
 from storage.checkpoints.metadata import DTYPES, JsonLoadPlanner, JsonSavePlanner, to_metadata
 from storage.errors import CheckpointError
-from storage.records import FileRecord, RankDone, Stage, decode
+from storage.records import Stage, decode
 
 
 def plan_save(state: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from awscrt.checksums import crc64nvme
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
+from storage.checkpoint_records import Commit, FileRecord
 from storage.checkpoints.commits import newest_commit
 from storage.checkpoints.layout import METADATA_NAME, crc_text
 from storage.checkpoints.metadata import JsonLoadPlanner, JsonSavePlanner
@@ -21,17 +22,7 @@ from storage.checkpoints.writer import ObjectStoreWriter
 from storage.errors import CheckpointError
 from storage.job import JobExit
 from storage.ledger import Ledger
-from storage.records import (
-    Action,
-    Commit,
-    Decision,
-    Diagnosis,
-    End,
-    ExitCode,
-    FileRecord,
-    Kind,
-    Stage,
-)
+from storage.records import Action, Decision, Diagnosis, End, ExitCode, Kind, Stage
 from tests.storage.checkpoints import work
 from tests.storage.checkpoints.pool import RankPool
 

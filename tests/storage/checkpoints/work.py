@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from storage.checkpoint_records import Commit, CommitRef
 from storage.checkpoints.load import load_newest
 from storage.checkpoints.metadata import JsonLoadPlanner
 from storage.checkpoints.reader import ObjectStoreReader
@@ -27,7 +28,7 @@ from storage.checkpoints.save import save_checkpoint
 from storage.job import JobContext, JobDescription
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.records import Commit, CommitRef, Intent, Stage, Why
+from storage.records import Intent, Stage, Why
 from storage.spec import StoreSpec
 from tests.ranks import ALONE
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.records import CommitRef
+from storage.checkpoint_records import CommitRef
 from storage.retention.policy import StoredCommit, Verdict, plan
 from storage.spec import KeepSpec
 

@@ -9,28 +9,14 @@ from typing import Any
 
 import pytest
 
+from storage.checkpoint_records import Commit, CommitRef, FileRecord, Loading, Resume
 from storage.checkpoints.commits import counting_commits, loading_key, newest_commit
 from storage.errors import StoreError
 from storage.job import JobContext, JobDescription
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import DeleteFailure, ObjectStore
-from storage.records import (
-    Action,
-    Commit,
-    CommitRef,
-    Decision,
-    Diagnosis,
-    End,
-    FileRecord,
-    Intent,
-    Kind,
-    Loading,
-    Resume,
-    Stage,
-    Why,
-    encode,
-)
+from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, Stage, Why, encode
 from storage.retention.sweep import SweepJob, run, sweep
 from storage.spec import KeepSpec, RetentionSpec
 from tests.ranks import ALONE
