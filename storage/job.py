@@ -28,7 +28,8 @@ class JobDescription:
 
     `sidecar` is a module like `entry` that runs beside the ranks, once a node, and outlives them
     for as long as it has work to finish. The cluster that submits it fills in the launcher, and
-    what a container or the site adds to srun's command. Paths are absolute: it works in `folder`, and writes to `folders` too, if any.
+    what a container or the site adds to srun's command. Paths are absolute: it works in `folder`,
+    and writes to `folders` too, if any.
     """
 
     intent: Intent
