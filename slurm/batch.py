@@ -173,6 +173,7 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
             job,
             logs=element_folder(job.folder, placement.element),
             environment=environment,
+            nodes=placement.nodes,
             on_start=signals.forward_to,
             on_failure=on_failure,
         )

@@ -50,13 +50,16 @@ def rank_command(job: JobDescription) -> list[str]:
     return [python, "-P", "-m", "slurm.rank", str(job.folder / "job.json")]
 
 
-def srun_command(job: JobDescription) -> list[str]:
-    """Asks for everything by name: what srun takes from sbatch differs between versions."""
+def srun_command(job: JobDescription, *, num_nodes: int) -> list[str]:
+    """Asks for everything by name: what srun takes from sbatch differs between versions.
+
+    `num_nodes` is what the job was given, which the intent may leave open.
+    """
     intent = job.intent
     return [
         "srun",
-        f"--nodes={intent.nodes}",
-        f"--ntasks={intent.nodes * intent.ranks_per_node}",
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes * intent.ranks_per_node}",
         f"--ntasks-per-node={intent.ranks_per_node}",
         f"--cpus-per-task={job.cpus_per_rank}",
         "--kill-on-bad-exit=1",
@@ -76,6 +79,7 @@ def run_srun(
     *,
     logs: Path,
     environment: Mapping[str, str],
+    nodes: Sequence[str],
     on_start: Callable[[Callable[[int], None]], None],
     on_failure: Callable[[Ended], None],
 ) -> Ended:
@@ -91,7 +95,10 @@ def run_srun(
         begin = words.tell()
         with log.open("ab") as output:
             srun = subprocess.Popen(
-                srun_command(job), env=dict(environment), stderr=output, stdin=subprocess.DEVNULL
+                srun_command(job, num_nodes=len(nodes)),
+                env=dict(environment),
+                stderr=output,
+                stdin=subprocess.DEVNULL,
             )
         on_start(srun.send_signal)
         first: Ended | None = None

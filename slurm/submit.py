@@ -272,7 +272,7 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
         "wckey": spec.wckey,
         "stderr_to_stdout": True,
         "setup": [
-            f"# its ranks: {shlex.join(srun_command(job))}",
+            f"# its ranks: {shlex.join(srun_command(job, num_nodes=resources.nodes))}",
             *preamble(spec, job, resources),
         ],
         "use_srun": False,

@@ -98,7 +98,8 @@ class Why(StrEnum):
 class Intent:
     """`<n>.json`: an attempt, before it exists in Slurm. Only its creator may call sbatch.
 
-    With several `elements` its job is an array, each element of which has `nodes` nodes.
+    With several `elements` its job is an array, each element of which has `nodes` nodes. Where
+    `most_nodes` says so, the job takes as many as the cluster has for it, from `nodes` up to that.
     """
 
     run: str
@@ -112,6 +113,7 @@ class Intent:
     why: Why
     after: int | None
     nodes: int
+    most_nodes: int | None = None
     ranks_per_node: int
     elements: int = 1
     node_list: tuple[str, ...] = ()

@@ -221,6 +221,7 @@ def test_ranks_that_srun_could_not_launch_are_no_success(here: Workplace) -> Non
         job,
         logs=job.folder,
         environment={"PATH": f"{job.folder}:{os.environ['PATH']}"},
+        nodes=["n1"],
         on_start=lambda _: None,
         on_failure=lambda _: None,
     )
@@ -229,11 +230,12 @@ def test_ranks_that_srun_could_not_launch_are_no_success(here: Workplace) -> Non
 
 
 def test_srun_is_told_everything_by_name(here: Workplace) -> None:
+    """By what the job was given, which may be more than the least that its intent asks for."""
     job = replace(here.job(nodes=2, ranks=4), cpus_per_rank=3)
-    command = srun_command(job)
+    command = srun_command(job, num_nodes=3)
     for argument in (
-        "--nodes=2",
-        "--ntasks=8",
+        "--nodes=3",
+        "--ntasks=12",
         "--ntasks-per-node=4",
         "--cpus-per-task=3",
         "--kill-on-bad-exit=1",

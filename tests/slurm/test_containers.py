@@ -48,7 +48,8 @@ def srun(
             srun_options=wrapping.srun_options,
             rank_prefix=wrapping.rank_prefix,
             rank_python=wrapping.rank_python,
-        )
+        ),
+        num_nodes=job.intent.nodes,
     )
 
 
