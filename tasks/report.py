@@ -13,7 +13,7 @@ from typing import Any
 
 from storage.attempts import Attempt
 from storage.checkpoint_records import Commit
-from storage.checkpoints.commits import commit_places, counting_commits, read_commit
+from storage.checkpoints.commits import counting_commits, readable_commits
 from storage.checkpoints.lineage import trace
 from storage.ledger import Ledger
 from storage.records import Action, Kind, Refusal, RunRecord, Stage, StageRecord
@@ -58,7 +58,6 @@ def gather(ledger: Ledger) -> RunView:
         body = ledger.store.get_if_exists(ledger.keys.metrics(Stage.TRAIN, attempt.number))
         if body is not None:
             metrics[attempt.number] = read_metrics(body)
-    commits = (read_commit(ledger, step=s, attempt=a) for s, a in sorted(commit_places(ledger)))
     records = {stage: ledger.stage_records(stage) for stage in Stage}
     return RunView(
         run=ledger.keys.run,
@@ -66,7 +65,7 @@ def gather(ledger: Ledger) -> RunView:
         stages={stage: found[-1] for stage, found in records.items() if found},
         attempts=attempts,
         points=stitch(metrics, trace(attempts[Stage.TRAIN])),
-        commits=tuple(commit for commit in commits if commit is not None),
+        commits=readable_commits(ledger),
         counting=frozenset((one.step, one.attempt) for one in counting_commits(ledger)),
         refusals={stage: found for stage in Stage if (found := ledger.refusal(stage)) is not None},
     )

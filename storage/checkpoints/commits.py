@@ -8,14 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from storage.attempts import Attempt
 from storage.checkpoint_records import Commit, CommitRef, Loading, SweepJournal
 from storage.checkpoints.lineage import counting, trace
+from storage.checkpoints.sealing import DamagedRecordError, decode_sealed
 from storage.ledger import Ledger
 from storage.records import Stage, decode
 
 _COMMIT_NAME = re.compile(r"(\d{12})\.(\d{4,})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadableCommit:
+    """A commit object that stands and is not as it was written: it never counts, nor is it silent.
+
+    Its save is not known, as only the object would tell.
+    """
+
+    step: int
+    attempt: int
+    fault: str
 
 
 def newest_commit(ledger: Ledger) -> CommitRef | None:
@@ -40,6 +54,22 @@ def iter_counting(
 ) -> Iterator[Commit]:
     """The commits that count, newest first, each read only when it is asked for.
 
+    One that cannot be read is left out; `iter_commits` tells of it.
+    """
+    found = iter_commits(ledger, attempts, journals, ceiling=ceiling, also=also)
+    return (commit for commit in found if isinstance(commit, Commit))
+
+
+def iter_commits(
+    ledger: Ledger,
+    attempts: Iterable[Attempt],
+    journals: Iterable[SweepJournal],
+    *,
+    ceiling: int | None = None,
+    also: Iterable[CommitRef] = (),
+) -> Iterator[Commit | UnreadableCommit]:
+    """The commits that count, and those that might if they could be read; newest first.
+
     `also` names commits that are looked for by key even where a listing does not show them.
     """
     attempts, journals = tuple(attempts), tuple(journals)
@@ -50,9 +80,17 @@ def iter_counting(
             ceiling is not None and step > ceiling
         ):
             continue
-        commit = read_commit(ledger, attempt=attempt, step=step)
-        if commit is not None and counting([commit.ref], attempts, journals):
+        commit = look_at_commit(ledger, attempt=attempt, step=step)
+        if isinstance(commit, UnreadableCommit) or (
+            commit is not None and counting([commit.ref], attempts, journals)
+        ):
             yield commit
+
+
+def readable_commits(ledger: Ledger) -> tuple[Commit, ...]:
+    """Every commit that there is and that can be read, whether it counts or not, oldest first."""
+    found = (look_at_commit(ledger, step=s, attempt=a) for s, a in sorted(commit_places(ledger)))
+    return tuple(commit for commit in found if isinstance(commit, Commit))
 
 
 def commit_places(ledger: Ledger) -> Iterator[tuple[int, int]]:
@@ -68,9 +106,33 @@ def commit_place(ledger: Ledger, key: str) -> tuple[int, int] | None:
 
 
 def read_commit(ledger: Ledger, *, attempt: int, step: int) -> Commit | None:
-    """The commit of this attempt at this step, or None."""
-    body = ledger.store.get_if_exists(ledger.keys.commit(attempt, step=step))
-    return None if body is None else decode(Commit, body)
+    """The commit of this attempt at this step, or None.
+
+    Raises:
+        DamagedRecordError: it is not as it was written, or lies where another one belongs.
+    """
+    key = ledger.keys.commit(attempt, step=step)
+    body = ledger.store.get_if_exists(key)
+    if body is None:
+        return None
+    try:
+        commit = decode_sealed(Commit, body)
+    except DamagedRecordError as fault:
+        raise DamagedRecordError(f"the commit at {key!r} is damaged: {fault}") from None
+    if (commit.run, commit.attempt, commit.step) != (ledger.keys.run, attempt, step):
+        raise DamagedRecordError(
+            f"the commit at {key!r} is that of run {commit.run!r}, attempt {commit.attempt}, step "
+            f"{commit.step}: it was put there by mistake"
+        )
+    return commit
+
+
+def look_at_commit(ledger: Ledger, *, attempt: int, step: int) -> Commit | UnreadableCommit | None:
+    """As `read_commit`, but a damaged one is an answer like any other."""
+    try:
+        return read_commit(ledger, attempt=attempt, step=step)
+    except DamagedRecordError as fault:
+        return UnreadableCommit(step=step, attempt=attempt, fault=str(fault))
 
 
 def read_journals(ledger: Ledger) -> tuple[SweepJournal, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from storage.attempts import Attempt
-from storage.checkpoint_records import CommitRef, Loading, SweepJournal
+from storage.checkpoint_records import Commit, CommitRef, Loading, SweepJournal
 from storage.checkpoints.commits import (
     commit_place,
-    read_commit,
+    look_at_commit,
     read_journals,
     read_loading,
     read_pins,
@@ -98,8 +98,8 @@ def _commits(
 ) -> Iterator[StoredCommit]:
     for info in ledger.store.list(ledger.keys.commits):
         place = commit_place(ledger, info.key)
-        commit = None if place is None else read_commit(ledger, step=place[0], attempt=place[1])
-        if commit is not None:
+        commit = None if place is None else look_at_commit(ledger, step=place[0], attempt=place[1])
+        if isinstance(commit, Commit):
             yield StoredCommit(
                 ref=commit.ref,
                 written_at=info.last_modified,

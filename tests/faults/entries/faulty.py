@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.checkpoint_records import Commit, FileRecord, Resume
+from storage.checkpoints.sealing import encode_sealed
 from storage.job import JobContext, JobExit
-from storage.records import ExitCode, encode, new_nonce
+from storage.records import ExitCode, new_nonce
 
 DEADLINE_S = 280.0
 _NOTHING = FileRecord(key="none", size_bytes=0, crc64nvme="AAAAAAAAAAA=")
@@ -72,7 +73,7 @@ def _commit(context: JobContext, step: int) -> None:
     )
     context.progress(step=step)
     key = context.ledger.keys.commit(context.attempt, step=step)
-    context.store.create(key, encode(commit))
+    context.store.create(key, encode_sealed(commit))
 
 
 def _wait(context: JobContext) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from storage.checkpoint_records import Commit, CommitRef, FileRecord, Loading, Resume
 from storage.checkpoints.commits import counting_commits, loading_key, newest_commit
+from storage.checkpoints.sealing import encode_sealed
 from storage.errors import StoreError
 from storage.job import JobContext, JobDescription
 from storage.keys import RunKeys
@@ -107,7 +108,7 @@ class Run:
             nonce="n",
             at=AT,
         )
-        self.store.put(self.keys.commit(ref.attempt, step=ref.step), encode(commit))
+        self.store.put(self.keys.commit(ref.attempt, step=ref.step), encode_sealed(commit))
         return ref
 
     def saved(self, *steps: int, attempt: int = 1) -> list[CommitRef]:
