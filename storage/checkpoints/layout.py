@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from awscrt.checksums import crc64nvme
 from pydantic import TypeAdapter
 
 from storage.checkpoint_records import RankDone
@@ -138,6 +139,14 @@ def compact(record: Layout | RankPart) -> bytes:
 def crc_text(crc: int) -> str:
     """A CRC64-NVME as S3 writes it: base64 of eight big-endian bytes."""
     return base64.b64encode(crc.to_bytes(8, "big")).decode()
+
+
+def block_crcs(data: memoryview) -> str:
+    """`Chunk.blocks` of a chunk's bytes."""
+    if len(data) <= BLOCK_BYTES:
+        return ""
+    crcs = (crc64nvme(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES))
+    return base64.b64encode(b"".join(crc.to_bytes(8, "big") for crc in crcs)).decode()
 
 
 def _is_json(value: object) -> bool:

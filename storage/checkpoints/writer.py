@@ -1,53 +1,52 @@
-"""Writes one rank's part of a save: raw bytes, in a few objects, each item with a checksum."""
+"""torch's StorageWriter on our object store: raw bytes, in a few objects, checksums for each item.
+
+It sends from this process and waits. A training job does not use it, but stages its snapshots for
+the flusher (`storage.checkpoints.staging`); what either of them writes is the same to the byte.
+"""
 
 from __future__ import annotations
 
 import io
-import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from awscrt.checksums import crc64nvme
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 from typing_extensions import override
 
 from storage.checkpoint_records import FileRecord
+from storage.checkpoints.flush import send_file, with_checksums
 from storage.checkpoints.layout import (
     METADATA_NAME,
-    Chunk,
     Layout,
-    TensorLayout,
     ValueLayout,
     compact,
     crc_text,
     merge,
 )
-from storage.checkpoints.metadata import dtype_name
-from storage.errors import StoreError
+from storage.checkpoints.placing import (
+    OBJECT_BYTES,
+    Place,
+    buffer_plan,
+    tensor_places,
+    value_paths,
+)
 from storage.object_store import ObjectStore
-
-OBJECT_BYTES = 256 * 2**20
-ALIGNMENT = 64
-UPLOAD_THREADS = 4
 
 
 class ObjectStoreWriter(StorageWriter):
-    """torch's StorageWriter on our object store.
-
-    Items go one after the other, each at a multiple of 64 bytes, into objects of about
-    `object_bytes`: an object is assembled in memory before it is sent, so this bounds the memory.
-    """
+    """Copies a rank's part into memory, in one piece, and sends it from there."""
 
     def __init__(
         self, store: ObjectStore, folder: str, *, rank: int, object_bytes: int = OBJECT_BYTES
     ) -> None:
         """`folder` is the save's key prefix, with its trailing slash."""
-        self.files: list[FileRecord] = []
+        self.files: tuple[FileRecord, ...] = ()
         self._store = store
         self._folder = folder
         self._rank = rank
@@ -55,7 +54,7 @@ class ObjectStoreWriter(StorageWriter):
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self.files = []
+        self.files = ()
 
     @override
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -76,27 +75,29 @@ class ObjectStoreWriter(StorageWriter):
 
     @override
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Sends every item of the plan; each result carries the item's layout.
+        """Sends every item of the plan; the layout of all of them is in the one result.
 
         Raises:
             StoreError: an object is not in the store, or not with its size.
         """
-        paths = plan.planner_data or {}
-        results: list[WriteResult] = []
-        for number, batch in enumerate(_batches(plan.items, self._object_bytes)):
-            results.extend(
-                self._write_object(f"data.{self._rank}.{number}.bin", batch, planner, paths)
+        places = tensor_places(plan)
+        described = buffer_plan(places, rank=self._rank, object_bytes=self._object_bytes)
+        layout = Layout(tensors=described.tensors, values=_values(plan, planner))
+        memory = bytearray(described.size_bytes)
+        _fill(memory, places, planner)
+        with memoryview(memory) as data:
+            self.files = tuple(
+                send_file(self._store, self._folder, file, data) for file in described.files
             )
-        for item in plan.items:
-            if item.type is WriteItemType.BYTE_IO:
-                name = item.index.fqn
-                data = planner.resolve_data(item)
-                assert isinstance(data, io.BytesIO)
-                text = data.getvalue().decode()
-                value = ValueLayout(text=text, path=tuple(paths.get(name, (name,))))
-                results.append(_result(item.index, len(text), Layout(values={name: value})))
+            layout = with_checksums(layout, described.files, data)
         done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
+        # torch only carries the results to `finish`, so one of them may tell of all items.
+        done.set_result(
+            [
+                WriteResult(index=item.index, size_in_bytes=len(memory), storage_data=layout)
+                for item in plan.items[:1]
+            ]
+        )
         return done
 
     @override
@@ -107,104 +108,32 @@ class ObjectStoreWriter(StorageWriter):
     def write_metadata(self, layout: Layout) -> FileRecord:
         """Writes the metadata object and says what was written."""
         body = compact(layout)
-        record = _record(self._folder + METADATA_NAME, body, crc64nvme(body))
-        self._store.put(record.key, body)
-        return record
-
-    def _write_object(
-        self, file: str, items: list[WriteItem], planner: SavePlanner, paths: Any
-    ) -> Iterator[WriteResult]:
-        body = bytearray(sum(_padded(_item_bytes(item)) for item in items))
-        start = 0
-        for item in items:
-            assert item.tensor_data is not None
-            assert item.tensor_data.chunk is not None
-            name = item.index.fqn
-            tensor = planner.resolve_data(item)
-            assert isinstance(tensor, torch.Tensor)
-            data = _raw_bytes(tensor)
-            body[start : start + len(data)] = data
-            chunk = Chunk(
-                offsets=tuple(item.tensor_data.chunk.offsets),
-                lengths=tuple(item.tensor_data.chunk.sizes),
-                file=file,
-                start=start,
-                size_bytes=len(data),
-                crc64nvme=crc_text(crc64nvme(memoryview(body)[start : start + len(data)])),
-            )
-            layout = TensorLayout(
-                dtype=dtype_name(name, tensor.dtype),
-                shape=tuple(item.tensor_data.size),
-                path=tuple(paths.get(name, (name,))),
-                chunks=(chunk,),
-            )
-            yield _result(item.index, len(data), Layout(tensors={name: layout}))
-            start += _padded(len(data))
-        key = self._folder + file
-        self._store.upload(key, body, threads=UPLOAD_THREADS)
-        self._require_size(key, len(body))
-        self.files.append(_record(key, body, crc64nvme(body)))
-
-    def _require_size(self, key: str, size_bytes: int) -> None:
-        found = self._store.head(key)
-        if found is None or found.size_bytes != size_bytes:
-            raise StoreError(
-                f"{key!r} was sent with {size_bytes} bytes, and the store has "
-                + ("no such object" if found is None else f"{found.size_bytes}")
-                + "; it does not keep what it acknowledges, do not use it for checkpoints"
-            )
+        key = self._folder + METADATA_NAME
+        self._store.put(key, body)
+        return FileRecord(key=key, size_bytes=len(body), crc64nvme=crc_text(crc64nvme(body)))
 
 
 def layout_of(results: Iterable[WriteResult]) -> Layout:
     """The layout of the part that these results describe."""
-    tensors: dict[str, TensorLayout] = {}
-    values: dict[str, ValueLayout] = {}
-    for result in results:
-        piece: Layout = result.storage_data
-        values.update(piece.values)
-        for name, tensor in piece.tensors.items():
-            chunks = (*tensors[name].chunks, *tensor.chunks) if name in tensors else tensor.chunks
-            tensors[name] = TensorLayout(
-                dtype=tensor.dtype, shape=tensor.shape, path=tensor.path, chunks=chunks
-            )
-    return Layout(tensors=tensors, values=values)
+    return next((result.storage_data for result in results), Layout())
 
 
-def _batches(items: Iterable[WriteItem], object_bytes: int) -> Iterator[list[WriteItem]]:
-    """Tensor items, as many to an object as fit; an item larger than that has its own."""
-    batch: list[WriteItem] = []
-    size_bytes = 0
-    for item in items:
-        if item.type is WriteItemType.BYTE_IO:
-            continue
-        item_bytes = _padded(_item_bytes(item))
-        if batch and size_bytes + item_bytes > object_bytes:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(item)
-        size_bytes += item_bytes
-    if batch:
-        yield batch
+def _fill(memory: bytearray, places: Iterable[Place], planner: SavePlanner) -> None:
+    if not memory:
+        return
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    for place in places:
+        source = planner.resolve_data(place.item)
+        assert isinstance(source, torch.Tensor)
+        place.view(buffer).copy_(source.detach())
 
 
-def _item_bytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    assert item.tensor_data.chunk is not None
-    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
-
-
-def _raw_bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy().data)
-
-
-def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _record(key: str, body: bytes | bytearray, crc: int) -> FileRecord:
-    return FileRecord(key=key, size_bytes=len(body), crc64nvme=crc_text(crc))
-
-
-def _result(index: MetadataIndex, size_bytes: int, layout: Layout) -> WriteResult:
-    return WriteResult(index=index, size_in_bytes=size_bytes, storage_data=layout)
+def _values(plan: SavePlan, planner: SavePlanner) -> dict[str, ValueLayout]:
+    paths, values = value_paths(plan), {}
+    for item in plan.items:
+        name = item.index.fqn
+        if name in paths:
+            data = planner.resolve_data(item)
+            assert isinstance(data, io.BytesIO)
+            values[name] = ValueLayout(text=data.getvalue().decode(), path=paths[name])
+    return values

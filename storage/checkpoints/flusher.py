@@ -1,0 +1,166 @@
+"""The flusher: a process beside the ranks of a node that sends their snapshots and commits them.
+
+It lives apart from the ranks so that their interpreters are not held up, and so that what they have
+sealed reaches the store though they die. Killed and started again, it goes on where it was: what
+there is to do is what lies in the buffers' folder. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from mmap import mmap
+
+from storage.checkpoints.buffers import (
+    BufferFolder,
+    BufferPlan,
+    Outcome,
+    Result,
+    Sealed,
+    open_buffer,
+)
+from storage.checkpoints.commit import await_parts, commit_parts
+from storage.checkpoints.flush import send_part
+from storage.errors import CheckpointError, HeadraceError
+from storage.job import JobContext, JobExit
+from storage.records import ExitCode
+
+POLL_S = 0.05
+RANKS_AT_ONCE = 4
+COMMIT_DEADLINE_S = 600.0
+LAST_PATIENCE_S = 5.0
+"""When the ranks are over, a part that does not come for so long is not awaited any more: its rank
+may have died before it had sealed it."""
+RETRY_S, RETRY_MAX_S = 1.0, 30.0
+NICENESS = 5
+
+
+def run(context: JobContext, leave: threading.Event) -> None:
+    """The sidecar of a training job: works until `leave` is set and nothing is left to be sent."""
+    os.nice(NICENESS)
+    folder = BufferFolder.of(token=context.job.intent.token, node=context.identity.node)
+    with folder.held(), folder.flushing():
+        for left in folder.remove_leftovers(now_s=time.time()):
+            _say(f"removed checkpoint buffers that an earlier job left in {left}")
+        Flusher(context, folder, leave).work()
+    folder.remove()
+
+
+class Flusher:
+    """Does what the folder says, until told to leave."""
+
+    def __init__(self, context: JobContext, folder: BufferFolder, leave: threading.Event) -> None:
+        self._ledger = context.ledger
+        self._intent = context.job.intent
+        self._folder = folder
+        self._leave = leave
+        self._sending: dict[int, Future[None]] = {}
+        self._committing: Future[None] | None = None
+        self._fenced = ""
+        self._plan: Callable[[int], BufferPlan] = cache(folder.plan)
+        self._buffer: Callable[[int, int], mmap] = cache(self._open)
+
+    def work(self) -> None:
+        """Returns when told to leave and nothing waits any more."""
+        with ThreadPoolExecutor(RANKS_AT_ONCE) as senders, ThreadPoolExecutor(1) as committer:
+            while True:
+                leaving = self._leave.is_set()
+                busy = self._send_next(senders) | self._commit_next(committer)
+                if leaving and not busy:
+                    return
+                self._leave.wait(POLL_S) if not leaving else time.sleep(POLL_S)
+
+    def _send_next(self, pool: ThreadPoolExecutor) -> bool:
+        """One snapshot of a rank at a time, its earliest; whether any is there."""
+        for rank, sending in list(self._sending.items()):
+            if sending.done():
+                sending.result()
+                del self._sending[rank]
+        sealed = self._folder.sealed()
+        for one in sealed:
+            if one.rank not in self._sending:
+                self._sending[one.rank] = pool.submit(self._send, one)
+        return bool(sealed) or bool(self._sending)
+
+    def _send(self, sealed: Sealed) -> None:
+        if not self._fenced:
+            self._insist(lambda: self._send_once(sealed), f"step {sealed.facts.step} not sent yet")
+        self._folder.free(sealed)
+
+    def _send_once(self, sealed: Sealed) -> None:
+        plan = self._plan(sealed.rank)
+        send_part(
+            self._ledger.store,
+            self._ledger.keys,
+            attempt=self._intent.attempt,
+            facts=sealed.facts,
+            rank=sealed.rank,
+            files=plan.files,
+            layout=sealed.layout(plan),
+            data=memoryview(self._buffer(sealed.rank, sealed.slot)),
+        )
+
+    def _commit_next(self, pool: ThreadPoolExecutor) -> bool:
+        """One save at a time, the earliest first; whether any waits."""
+        if self._committing is not None and self._committing.done():
+            self._committing.result()
+            self._committing = None
+        waiting = self._folder.waiting()
+        if waiting and self._committing is None:
+            self._committing = pool.submit(self._commit, waiting[0])
+        return bool(waiting) or self._committing is not None
+
+    def _commit(self, sealed: Sealed) -> None:
+        result, message = Result.COMMITTED, ""
+        try:
+            if self._fenced:
+                raise JobExit(ExitCode.FENCED, self._fenced)
+            self._insist(lambda: self._commit_once(sealed), "not committed yet")
+        except JobExit as fence:
+            result, message = Result.FENCED, str(fence)
+            self._fenced = message
+        except CheckpointError as error:
+            result, message = Result.FAILED, str(error)
+            _say(message)
+        outcome = Outcome(
+            step=sealed.facts.step,
+            save=sealed.facts.save,
+            result=result,
+            message=message,
+            durable_s=time.time() - self._folder.waiting_since(sealed),
+        )
+        self._folder.settle(sealed, outcome)
+
+    def _commit_once(self, sealed: Sealed) -> None:
+        parts = await_parts(
+            self._ledger,
+            attempt=self._intent.attempt,
+            facts=sealed.facts,
+            deadline_s=COMMIT_DEADLINE_S,
+            patience_s=lambda: LAST_PATIENCE_S if self._leave.is_set() else float("inf"),
+        )
+        commit_parts(self._ledger, self._intent, sealed.facts, parts)
+
+    def _insist(self, act: Callable[[], None], what: str) -> None:
+        """Again until the store takes it: training goes on meanwhile, and saves are skipped."""
+        pause_s = RETRY_S
+        while True:
+            try:
+                return act()
+            except (JobExit, CheckpointError):
+                raise
+            except HeadraceError as error:
+                _say(f"{what}, trying again in {pause_s:g} s: {error}")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def _open(self, rank: int, slot: int) -> mmap:
+        return open_buffer(self._folder.buffer(rank, slot))
+
+
+def _say(text: str) -> None:
+    print(f"headrace: {text}", flush=True)
