@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from slurm.answers import expand_nodes
-from slurm.job_logs import element_folder, rank_tail
+from slurm.job_logs import element_folder, rank_tail, sidecars_log
 from slurm.launchers import TIMED_OUT, Ended, Limits, run_local, run_srun
+from slurm.sidecars import LocalGuards, Sidecars, SrunGuards
 from storage.errors import HeadraceError, StoreError
 from storage.job import JobDescription
 from storage.ledger import Ledger
@@ -28,6 +29,13 @@ _LOG_BYTES = 6000
 DEAD_NODE_PATIENCE_S = 2.0
 """srun waits for the ranks of a dead node until Slurm gives the node up, minutes later at most
 sites. The batch step waits this long, so that the other nodes are free for the next attempt."""
+DRAIN_S = 600.0
+"""Sidecars may finish their work for so long after the ranks are over. Where Slurm itself ends the
+job it leaves them less, its KillWait."""
+DEAD_NODE_DRAIN_S = 3.0
+"""Without the part of the node that is gone there is little to finish."""
+TIMED_OUT_DRAIN_S = 30.0
+"""At the time limit that the batch step keeps itself: as long as Slurm waits at most sites."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,18 +151,30 @@ def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> in
     if leave is not None:
         words = "requeued by Slurm after it had started"
         return _last_word(ledger, job, placement, Ended(code=leave, words=words))
-    ended = _launch(ledger, job, placement, signals)
-    if signals.ended_by is not None and ended.code != 0:
-        words = f"ended by {signals.ended_by.name}\n{ended.words}".strip()
-        ended = Ended(code=ended.code, rank=ended.rank, node=ended.node, words=words)
-    code = _last_word(ledger, job, placement, ended)
-    return TIMED_OUT if ended.timed_out else code
+    environment = _environment(job, placement)
+    sidecars = None if job.sidecar is None else _sidecars(job, placement, environment)
+    drain_s = DRAIN_S
+    try:
+        ended = _launch(ledger, job, placement, signals, environment=environment, sidecars=sidecars)
+        if signals.ended_by is not None and ended.code != 0:
+            words = f"ended by {signals.ended_by.name}\n{ended.words}".strip()
+            ended = Ended(code=ended.code, rank=ended.rank, node=ended.node, words=words)
+        code = _last_word(ledger, job, placement, ended)
+        if ended.timed_out:
+            drain_s, code = TIMED_OUT_DRAIN_S, TIMED_OUT
+        elif code == ExitCode.PEER_LOST:
+            drain_s = DEAD_NODE_DRAIN_S
+    finally:
+        if sidecars is not None:
+            sidecars.finish(drain_s)
+    return code
 
 
-def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: Signals) -> Ended:
+def _environment(job: JobDescription, placement: Placement) -> dict[str, str]:
+    """What ranks and sidecars find in their environment."""
     is_local = job.launcher == "local"
     element = {} if placement.element is None else {"HEADRACE_ELEMENT": str(placement.element)}
-    environment = {
+    return {
         **os.environ,
         "HEADRACE_NODES": ",".join(placement.nodes),
         "HEADRACE_MASTER_ADDR": "127.0.0.1" if is_local else placement.head,
@@ -162,19 +182,44 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
         **element,
     }
 
+
+def _sidecars(
+    job: JobDescription, placement: Placement, environment: Mapping[str, str]
+) -> Sidecars:
+    logs = element_folder(job.folder, placement.element)
+    kind = LocalGuards if job.launcher == "local" else SrunGuards
+    guards = kind(job, logs=logs, environment=environment)
+    return Sidecars(guards, placement.nodes, log=sidecars_log(logs))
+
+
+def _launch(
+    ledger: Ledger,
+    job: JobDescription,
+    placement: Placement,
+    signals: Signals,
+    *,
+    environment: Mapping[str, str],
+    sidecars: Sidecars | None,
+) -> Ended:
+    def on_start(forward: Callable[[int], None]) -> None:
+        signals.forward_to(forward)
+        # After the ranks, so that those come first to whoever starts them.
+        if sidecars is not None:
+            sidecars.start()
+
     def on_failure(ended: Ended) -> None:
         if ended.timed_out or signals.ended_by is not None:
             return
         if _last_word(ledger, job, placement, ended) == ExitCode.PEER_LOST:
             signals.end_after(DEAD_NODE_PATIENCE_S)
 
-    if not is_local:
+    if job.launcher != "local":
         return run_srun(
             job,
             logs=element_folder(job.folder, placement.element),
             environment=environment,
             nodes=placement.nodes,
-            on_start=signals.forward_to,
+            on_start=on_start,
             on_failure=on_failure,
         )
     limits = Limits(
@@ -186,7 +231,7 @@ def _launch(ledger: Ledger, job: JobDescription, placement: Placement, signals: 
         environment=environment,
         nodes=placement.nodes,
         limits=limits,
-        on_start=signals.forward_to,
+        on_start=on_start,
         on_failure=on_failure,
     )
 

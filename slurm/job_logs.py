@@ -17,6 +17,9 @@ from slurm.log_tails import tail
 NODE_PATTERN = "node.{}.log"
 """The file's name for a node, or for Slurm's `%N`."""
 
+SIDECAR_PATTERN = "sidecar.{}.log"
+"""Where a node's sidecar writes. It is no rank: nothing of it is evidence of why a job ended."""
+
 SEARCH_BYTES = 512 * 1024
 """How far back one rank's lines are looked for among those of its node."""
 
@@ -37,6 +40,11 @@ def batch_log(folder: Path) -> Path:
 def srun_log(folder: Path) -> Path:
     """srun's own words, apart from the ranks'."""
     return folder / "srun.log"
+
+
+def sidecars_log(folder: Path) -> Path:
+    """What srun and the batch step say of the sidecars."""
+    return folder / "sidecars.log"
 
 
 def node_log(folder: Path, node: str) -> Path:

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -111,15 +111,15 @@ def run_srun(
             if code is not None:
                 break
             time.sleep(_POLL_S)
-    code = _shell_code(code)
-    if code == 0 and _NOT_LAUNCHED.search(said):
+    code = shell_code(code)
+    if code == 0 and NOT_LAUNCHED.search(said):
         return Ended(code=1, words=said.strip())
     if first is None or code == 0:
         return Ended(code=code, words=said.strip())
     return replace(first, words=said.strip())
 
 
-_NOT_LAUNCHED = re.compile(r"^srun: error: .*launch failed", re.MULTILINE)
+NOT_LAUNCHED = re.compile(r"^srun: error: .*launch failed", re.MULTILINE)
 """What srun says where a node cannot open the output file. It leaves with 0 all the same."""
 
 
@@ -134,16 +134,16 @@ def first_failure(srun_words: str) -> Ended | None:
 
     Ranks that were terminated are passed over: they were told to end, and are no cause.
     """
-    for failure in _SRUN_FAILURE.finditer(srun_words):
-        code = _code_of(failure["what"])
-        if code != 128 + signal.SIGTERM:
-            return Ended(
-                code=code,
-                rank=int(failure["rank"]),
-                node=failure["node"],
-                words=srun_words.strip(),
-            )
+    for one in failures(srun_words):
+        if one.code != 128 + signal.SIGTERM:
+            return replace(one, words=srun_words.strip())
     return None
+
+
+def failures(srun_words: str) -> Iterator[Ended]:
+    """Every bad exit that srun named, as it came."""
+    for failure in _SRUN_FAILURE.finditer(srun_words):
+        yield Ended(code=_code_of(failure["what"]), rank=int(failure["rank"]), node=failure["node"])
 
 
 def _code_of(what: str) -> int:
@@ -230,7 +230,7 @@ def _watch(
                 output.pump(0.0)
                 words = f"rank {rank} ended with {_spell(code)}"
                 node = nodes[rank // per_node]
-                return Ended(code=_shell_code(code), rank=rank, node=node, words=words)
+                return Ended(code=shell_code(code), rank=rank, node=node, words=words)
         if all(code == 0 for code in codes):
             return Ended(code=0)
         elapsed = time.monotonic() - begin
@@ -258,7 +258,7 @@ def _signal_all(ranks: Sequence[subprocess.Popen[bytes]], number: int) -> None:
         rank.send_signal(number)
 
 
-def _shell_code(code: int) -> int:
+def shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 

@@ -98,6 +98,14 @@ def _wait(context: JobContext) -> Mapping[str, Any]:
     raise JobExit(ExitCode.RESUME, f"told by {signal.Signals(told[0]).name}")
 
 
+def _go(context: JobContext) -> Mapping[str, Any]:
+    """Until a file says so."""
+    Path(context.job.folder, f"waiting.{context.identity.rank}").touch()
+    while not Path(context.job.folder, "go").exists():
+        time.sleep(0.05)
+    return {}
+
+
 def _stubborn(context: JobContext) -> Mapping[str, Any]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(context.job.folder, f"waiting.{context.identity.rank}").touch()
@@ -107,6 +115,7 @@ def _stubborn(context: JobContext) -> Mapping[str, Any]:
 
 _PARTS = {
     "fail": _fail,
+    "go": _go,
     "greedy": _greedy,
     "killed": _killed,
     "leave": _leave,

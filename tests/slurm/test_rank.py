@@ -118,7 +118,7 @@ def test_a_rank_without_peers_is_not_watched(here: Workplace) -> None:
         assert context.peers is None
 
 
-@pytest.mark.parametrize("module", ["slurm.batch", "slurm.rank"])
+@pytest.mark.parametrize("module", ["slurm.batch", "slurm.rank", "slurm.sidecar_work"])
 def test_what_runs_first_in_a_job_loads_nothing_heavy(module: str) -> None:
     program = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     shown = subprocess.run(
