@@ -203,10 +203,9 @@ class _Copy(threading.Thread):
         self._raise()
 
     def _raise(self) -> None:
-        if self._error is not None:
-            raise CheckpointError(f"the snapshot could not be completed: {self._error}") from (
-                self._error
-            )
+        error, self._error = self._error, None
+        if error is not None:
+            raise CheckpointError(f"the snapshot could not be completed: {error}") from error
 
 
 class _DeviceCopy(_Copy):
