@@ -27,7 +27,7 @@ class DamagedRecordError(CheckpointError):
     """A sealed record is not as it was written, or not where it belongs."""
 
 
-def encode_sealed(record: object) -> bytes:
+def encode_sealed(record: Any) -> bytes:
     """The record's JSON, without white space, and its seal."""
     told = _adapter(type(record)).dump_json(record).removesuffix(b"}")
     return told + b',"seal":"' + crc_text(crc64nvme(told)).encode() + b'"}'
