@@ -1,95 +1,93 @@
-"""Reads one rank's part of a checkpoint: only the byte ranges it needs, neighbours joined."""
+"""Reads one rank's part of a checkpoint: only what it needs, and no byte that is not verified."""
 
 from __future__ import annotations
 
 import io
-import math
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
-from awscrt.checksums import crc64nvme
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 from typing_extensions import override
 
-from storage.checkpoint_records import Commit, FileRecord
-from storage.checkpoints.layout import Chunk, Layout, ValueLayout, crc_text
+from storage.checkpoint_records import Commit
+from storage.checkpoints.contents import DamagedContentsError, folder_of, read_layout
+from storage.checkpoints.layout import BLOCK_BYTES, Chunk, ValueLayout
 from storage.checkpoints.metadata import to_metadata
-from storage.checkpoints.writer import ALIGNMENT
-from storage.errors import CheckpointError, ObjectMissing
+from storage.checkpoints.ranges import (
+    RANGE_BYTES,
+    Piece,
+    Request,
+    Requests,
+    Stored,
+    box_strides,
+)
+from storage.errors import CheckpointError, ObjectMissing, StoreError
 from storage.object_store import ObjectStore
-from storage.records import decode
 
 READ_THREADS = 8
-RANGE_BYTES = 64 * 2**20
-JOIN_GAP_BYTES = 64 * 2**10
 
 
 class DamagedCheckpointError(CheckpointError):
     """The store does not hold, or not unaltered, what the commit says: an older one may do."""
 
 
-@dataclass(frozen=True)
-class _Read:
-    """The bytes `start:end` of a file that hold what one read item wants."""
-
-    item: ReadItem
-    chunk: Chunk
-    start: int
-    end: int
-
-    @property
-    def is_whole(self) -> bool:
-        return self.end - self.start == self.chunk.size_bytes
-
-
 class ObjectStoreReader(StorageReader):
-    """torch's StorageReader on our object store, for the checkpoint of one commit."""
+    """torch's StorageReader on our object store, for the checkpoint of one commit.
+
+    Beside the tensors themselves it holds at most `READ_THREADS` buffers of `RANGE_BYTES`.
+    `bytes_read` counts what came over the wire, the metadata included.
+    """
 
     def __init__(self, store: ObjectStore, commit: Commit) -> None:
         self.bytes_read = 0
+        self.num_requests = 0
         self._store = store
         self._commit = commit
-        self._folder = commit.metadata.key.rpartition("/")[0] + "/"
+        self._folder = folder_of(commit)
         self._files = {file.key.removeprefix(self._folder): file for file in commit.files}
-        self._stored: dict[MetadataIndex, Any] = {}
+        self._values: dict[MetadataIndex, ValueLayout] = {}
+        self._chunks: dict[MetadataIndex, Stored] = {}
+        self._buffers = threading.local()
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        self._stored = {}
+        self._values, self._chunks = {}, {}
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the checkpoint holds.
 
         Raises:
-            DamagedCheckpointError: the metadata object is gone or altered.
+            DamagedCheckpointError: the metadata object is gone, altered, or contradicts itself.
         """
-        record = self._commit.metadata
-        body = self._get(record)
-        if crc_text(crc64nvme(body)) != record.crc64nvme:
-            raise DamagedCheckpointError(
-                f"the checksum of {record.key!r} is not the one in its commit"
-            )
-        layout = decode(Layout, body)
-        if layout.version != Layout().version:
-            raise CheckpointError(
-                f"{record.key!r} has format version {layout.version}, this program reads "
-                f"{Layout().version}; load it with the version that wrote it"
-            )
+        try:
+            layout = read_layout(self._store, self._commit)
+        except DamagedContentsError as error:
+            raise DamagedCheckpointError(str(error)) from error
+        self.bytes_read += self._commit.metadata.size_bytes
+        self.num_requests += 1
         return to_metadata(layout)
 
     @override
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        self._stored = metadata.storage_data
+        stored: dict[MetadataIndex, Any] = metadata.storage_data
+        self._values = {
+            index: value for index, value in stored.items() if isinstance(value, ValueLayout)
+        }
+        chunks = {index: chunk for index, chunk in stored.items() if isinstance(chunk, Chunk)}
+        self._chunks = _with_padding(
+            chunks, {file: record.size_bytes for file, record in self._files.items()}
+        )
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -109,22 +107,33 @@ class ObjectStoreReader(StorageReader):
         """Fills the planner's tensors and values in place.
 
         Raises:
-            DamagedCheckpointError: a file is gone or has another size, or a chunk another checksum.
+            DamagedCheckpointError: a file is gone or has another size, or bytes of it another
+                checksum. Some of the tensors are filled then, and all need to be filled anew.
         """
-        by_file: dict[str, list[_Read]] = {}
+        wanted = Requests()
+        targets: list[tuple[ReadItem, torch.Tensor]] = []
         for item in plan.items:
-            stored = self._stored[item.storage_index]
             if item.type is LoadItemType.BYTE_IO:
-                assert isinstance(stored, ValueLayout)
-                planner.load_bytes(item, io.BytesIO(stored.text.encode()))
+                text = self._values[item.storage_index].text
+                planner.load_bytes(item, io.BytesIO(text.encode()))
             else:
-                read = _locate(item, stored)
-                by_file.setdefault(read.chunk.file, []).append(read)
-        with ThreadPoolExecutor(READ_THREADS) as pool:
-            for _ in pool.map(self._require_intact, by_file):
-                pass
-            groups = [group for reads in by_file.values() for group in _join(reads)]
-            self.bytes_read += sum(pool.map(lambda group: self._fill(group, planner), groups))
+                target = planner.resolve_tensor(item).detach()
+                wanted.add(item, self._chunks[item.storage_index], _memory(target))
+                targets.append((item, target))
+        requests = wanted.all()
+        files = list(dict.fromkeys(request.file for request in requests))
+        pool = ThreadPoolExecutor(READ_THREADS)
+        try:
+            tasks = [pool.submit(self._require_intact, file) for file in files]
+            tasks += [pool.submit(partial(self._carry_out, each, planner)) for each in requests]
+            for task in wait(tasks, return_when=FIRST_EXCEPTION).done:
+                task.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        self.bytes_read += sum(request.end - request.start for request in requests)
+        self.num_requests += len(tasks)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -138,83 +147,98 @@ class ObjectStoreReader(StorageReader):
             size = "is gone" if found is None else f"has {found.size_bytes} bytes"
             raise DamagedCheckpointError(f"{record.key!r} {size}; it was {record.size_bytes} bytes")
 
-    def _get(self, record: FileRecord) -> bytes:
+    def _carry_out(self, request: Request, planner: LoadPlanner) -> None:
+        if request.is_direct:
+            (piece,) = request.pieces
+            assert piece.view is not None
+            into = piece.view[piece.start - piece.first : piece.end - piece.first]
+            self._fetch(request, into)
+            self._require_sound(piece, into, padding=memoryview(b""))
+            return
+        buffer = self._buffer(request.end - request.start)
+        self._fetch(request, buffer)
+        for piece in request.pieces:
+            at = piece.file_start - request.start
+            data = buffer[at : at + piece.end - piece.start]
+            padding = buffer[at + len(data) : at + len(data) + piece.padding]
+            self._require_sound(piece, data, padding=padding)
+            _deliver(piece, data, planner)
+
+    def _fetch(self, request: Request, into: memoryview) -> None:
+        key = self._folder + request.file
         try:
-            return self._store.get(record.key)
+            for at in range(0, len(into), RANGE_BYTES):
+                part = into[at : at + RANGE_BYTES]
+                part[:] = self._store.get_range(key, start=request.start + at, length=len(part))
         except ObjectMissing as error:
             raise DamagedCheckpointError(str(error)) from error
+        except StoreError:
+            # A file that has become shorter is no failure of the store.
+            self._require_intact(request.file)
+            raise
 
-    def _fill(self, group: list[_Read], planner: LoadPlanner) -> int:
-        # Aligned as in the file, so that every element stays aligned in memory.
-        start = group[0].start // ALIGNMENT * ALIGNMENT
-        buffer = self._fetch(group[0].chunk.file, start, max(read.end for read in group))
-        for read in group:
-            data = memoryview(buffer)[read.start - start : read.end - start]
-            if read.is_whole and crc_text(crc64nvme(data)) != read.chunk.crc64nvme:
-                raise DamagedCheckpointError(
-                    f"the checksum of {read.item.storage_index.fqn!r} in "
-                    f"{self._folder + read.chunk.file!r} is not the one in its metadata"
-                )
-            with torch.no_grad():
-                target = planner.resolve_tensor(read.item).detach()
-                flat = torch.frombuffer(data, dtype=target.dtype)
-                strides = _strides(read.chunk.lengths)
-                target.copy_(flat.as_strided(read.item.lengths, strides))
-                planner.commit_tensor(read.item, target)
-        return len(buffer)
+    def _buffer(self, size_bytes: int) -> memoryview:
+        """The thread's own, used again: fresh pages cost more than what is copied through them."""
+        held: memoryview | None = getattr(self._buffers, "held", None)
+        if held is None or len(held) < size_bytes:
+            held = self._buffers.held = memoryview(bytearray(size_bytes))
+        return held[:size_bytes]
 
-    def _fetch(self, file: str, start: int, end: int) -> bytearray:
-        buffer = bytearray()
-        while start + len(buffer) < end:
-            position = start + len(buffer)
-            length = min(RANGE_BYTES, end - position)
-            try:
-                buffer += self._store.get_range(self._folder + file, start=position, length=length)
-            except ObjectMissing as error:
-                raise DamagedCheckpointError(str(error)) from error
-        return buffer
+    def _require_sound(self, piece: Piece, data: memoryview, *, padding: memoryview) -> None:
+        if not piece.agrees(data):
+            what = "the checksum"
+        elif padding != bytes(len(padding)):
+            what = "what follows"
+        else:
+            return
+        chunk = piece.stored.chunk
+        raise DamagedCheckpointError(
+            f"{what} of the bytes {piece.file_start:,} to {piece.file_end - piece.padding:,} of "
+            f"{self._folder + chunk.file!r}, tensor {piece.stored.name!r}, is not as it was saved"
+        )
 
 
-def _locate(item: ReadItem, chunk: Chunk) -> _Read:
-    """The smallest run of bytes that holds the box the item wants.
-
-    Row-major: a box that is whole in all dimensions but the first is exactly that run.
-    """
-    strides = _strides(chunk.lengths)
-    element_bytes = chunk.size_bytes // math.prod(chunk.lengths)
-    first = _dot(item.storage_offsets, strides)
-    last = first + _dot([length - 1 for length in item.lengths], strides)
-    return _Read(
-        item=item,
-        chunk=chunk,
-        start=chunk.start + first * element_bytes,
-        end=chunk.start + (last + 1) * element_bytes,
-    )
-
-
-def _join(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
-    """Groups reads of one file that lie close together; each group becomes one request."""
-    group: list[_Read] = []
-    end = 0
-    for read in sorted(reads, key=lambda read: (read.start, read.end)):
-        far = read.start - end > JOIN_GAP_BYTES
-        if group and (far or read.end - group[0].start > RANGE_BYTES):
-            yield group
-            group = []
-        group.append(read)
-        end = max(end, read.end)
-    if group:
-        yield group
+def _with_padding(
+    chunks: dict[MetadataIndex, Chunk], file_bytes: dict[str, int]
+) -> dict[MetadataIndex, Stored]:
+    """Every chunk with the bytes that follow it and belong to none: a few, so that items align."""
+    by_place = sorted((chunk.file, chunk.start, chunk.size_bytes) for chunk in chunks.values())
+    following: dict[tuple[str, int], int] = {}
+    for (file, start, size_bytes), after in pairwise([*by_place, ("", 0, 0)]):
+        next_start = after[1] if after[0] == file else file_bytes.get(file, 0)
+        following[file, start] = max(0, next_start - start - size_bytes)
+    return {
+        index: Stored(
+            name=index.fqn,
+            chunk=chunk,
+            padding=padding if (padding := following[chunk.file, chunk.start]) < BLOCK_BYTES else 0,
+        )
+        for index, chunk in chunks.items()
+    }
 
 
-def _strides(lengths: Iterable[int]) -> list[int]:
-    strides: list[int] = []
-    step = 1
-    for length in reversed(tuple(lengths)):
-        strides.append(step)
-        step *= length
-    return strides[::-1]
+def _memory(target: torch.Tensor) -> memoryview | None:
+    """The memory of a tensor whose elements lie there in order, in one run."""
+    if target.device.type != "cpu" or not target.is_contiguous() or target.is_conj():
+        return None
+    return memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _dot(left: Iterable[int], right: Iterable[int]) -> int:
-    return sum(a * b for a, b in zip(left, right, strict=True))
+def _deliver(piece: Piece, data: memoryview, planner: LoadPlanner) -> None:
+    """Copies what is wanted of a piece to where it belongs."""
+    if piece.view is not None:
+        first, last = max(piece.first, piece.start), min(piece.last, piece.end)
+        piece.view[first - piece.first : last - piece.first] = data[
+            first - piece.start : last - piece.start
+        ]
+        return
+    _copy_box(piece.item, data[piece.first - piece.start :], piece.stored.chunk, planner)
+
+
+def _copy_box(item: ReadItem, data: memoryview, chunk: Chunk, planner: LoadPlanner) -> None:
+    """`data` begins with the first element of the item's box."""
+    with torch.no_grad():
+        target = planner.resolve_tensor(item).detach()
+        usable = len(data) // target.element_size() * target.element_size()
+        flat = torch.frombuffer(data[:usable], dtype=target.dtype)
+        target.copy_(flat.as_strided(item.lengths, box_strides(chunk)))
