@@ -111,19 +111,29 @@ class TrainSpec(Model):
         return self
 
     def accumulation(self, world_size: int) -> int:
-        """Micro-batches a rank runs before each optimizer step.
+        """Micro-batches that each rank runs before each optimizer step.
 
         Raises:
-            ValueError: the global batch is no multiple of micro_batch × world_size.
+            ValueError: there are more ranks than sequences in the global batch.
         """
-        per_pass = self.micro_batch * world_size
-        if self.global_batch % per_pass:
+        if self.global_batch < world_size:
             raise ValueError(
-                f"global_batch {self.global_batch} must be a multiple of micro_batch "
-                f"{self.micro_batch} × {world_size} ranks = {per_pass}; the nearest above is "
-                f"{-(-self.global_batch // per_pass) * per_pass}"
+                f"global_batch {self.global_batch} must be at least the {world_size} ranks, each "
+                "of which takes a sequence a step; raise it, or use fewer nodes"
             )
-        return self.global_batch // per_pass
+        return -(-self.largest_share(world_size) // self.micro_batch)
+
+    def padding(self, world_size: int) -> float:
+        """The part of a step that is spent on sequences without weight.
+
+        Where the ranks cannot share the global batch evenly, some take one sequence more than the
+        others, which meanwhile run one that does not count.
+        """
+        return 1 - self.global_batch / (self.largest_share(world_size) * world_size)
+
+    def largest_share(self, world_size: int) -> int:
+        """Sequences a step of the ranks that take the most of them."""
+        return -(-self.global_batch // world_size)
 
 
 class SmokeRun(Model):

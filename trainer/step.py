@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from storage.job import JobExit
 from storage.records import ExitCode
-from trainer.loss import partial_loss
+from trainer.loss import IGNORED, partial_loss
 from trainer.parallel.agree import sum_over_ranks
 from trainer.parallel.clip import scale_to_norm, sum_of_squares
 from trainer.parallel.clock import CollectiveClock
@@ -45,7 +48,7 @@ class Stepper:
         """An optimizer step on a global batch, of which this rank has `samples`.
 
         Args:
-            samples: (batch / world size, sequence + 1) token ids.
+            samples: (batch / world size, rounded up or down; sequence + 1) token ids.
             batch: samples of all ranks together.
             rate: the learning rate.
             step: its number, for the message.
@@ -56,7 +59,7 @@ class Stepper:
         parameters = list(self.state.parameters.values())
         self.state.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.device)
-        for inputs, targets in self._micro_batches(samples):
+        for inputs, targets in self._micro_batches(samples, batch=batch):
             part = partial_loss(
                 self.state.model(inputs), targets, valid_tokens=batch * targets.shape[1]
             )
@@ -81,7 +84,7 @@ class Stepper:
     def evaluate(self, samples: NDArray[np.int64], *, batch: int) -> tuple[float, bool]:
         """Mean loss of a global batch, and whether a rank was asked to leave."""
         loss = torch.zeros((), device=self.device)
-        for inputs, targets in self._micro_batches(samples):
+        for inputs, targets in self._micro_batches(samples, batch=batch):
             loss += partial_loss(
                 self.state.model(inputs), targets, valid_tokens=batch * targets.shape[1]
             )
@@ -90,9 +93,22 @@ class Stepper:
         )
         return mean_loss, stops > 0
 
-    def _micro_batches(self, samples: NDArray[np.int64]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _micro_batches(
+        self, samples: NDArray[np.int64], *, batch: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and targets of each pass, as many on every rank, since ranks pass together.
+
+        A rank with one sample less than others takes one in its place that is not scored.
+        """
         tokens = torch.from_numpy(samples).to(self.device, non_blocking=True)
-        return [(part[:, :-1], part[:, 1:]) for part in torch.split(tokens, self.micro_batch)]
+        lacking = -(-batch // dist.get_world_size()) - len(samples)
+        inputs = functional.pad(tokens[:, :-1], (0, 0, 0, lacking))
+        targets = functional.pad(tokens[:, 1:], (0, 0, 0, lacking), value=IGNORED)
+        return zip(
+            torch.split(inputs, self.micro_batch),
+            torch.split(targets, self.micro_batch),
+            strict=True,
+        )
 
     def _stop(self) -> torch.Tensor:
         return torch.tensor(float(self.stop.is_set))

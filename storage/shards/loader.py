@@ -71,10 +71,11 @@ class ShardLoader:
         next epoch, in another order.
 
         Returns:
-            Token ids of shape [count / world_size, sequence + 1].
+            Token ids of shape [count / world_size, sequence + 1], rounded up for the first ranks
+            and down for the others.
 
         Raises:
-            ValueError: `count` is no positive multiple of `world_size`.
+            ValueError: `count` is less than `world_size`.
             DataError: the split holds no sample.
             StoreError: a shard cannot be had, or is not what the manifest says.
         """

@@ -38,15 +38,17 @@ def sample_index(position: int, *, num_samples: int, seed: int) -> int:
 def rank_positions(start: int, count: int, *, rank: int, world_size: int) -> range:
     """The positions of `start … start + count` that a rank takes: ranks stride over them.
 
+    Where they cannot share them evenly, the first ones take one more than the others.
+
     Raises:
-        ValueError: the ranks cannot share the positions evenly, or there is no such rank.
+        ValueError: there are not enough positions for each rank to take one, or no such rank.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} must be in 0 … {world_size - 1}")
-    if start < 0 or count < 1 or count % world_size:
+    if start < 0 or count < world_size:
         raise ValueError(
-            f"start {start} must be at least 0, and count {count} a positive multiple of the "
-            f"world size {world_size}"
+            f"start {start} must be at least 0, and count {count} at least the world size "
+            f"{world_size}"
         )
     return range(start + rank, start + count, world_size)
 

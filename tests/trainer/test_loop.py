@@ -110,6 +110,23 @@ def test_another_number_of_ranks_goes_on_where_the_first_stopped(bench: Bench) -
     assert newest.samples_hash == f":0-{SAMPLES}"
 
 
+def test_any_number_of_ranks_trains_on_the_same_batches(bench: Bench) -> None:
+    """Also one that cannot share a batch evenly, in micro-batches of any size: losses and gradients
+    are those of one rank alone up to the order of summation, and of the same samples."""
+    alone = replace(bench, run=f"{bench.run}-alone", folder=bench.folder / "alone")
+    (expected,) = run_distributed_test(run_job, 1, alone.job())
+    for ranks, micro_batch in ((2, 2), (3, 2), (3, 16), (4, 1)):
+        name = f"{bench.run}-{ranks}-{micro_batch}"
+        those = replace(bench, run=name, folder=bench.folder / name)
+        job = those.job(changed(micro_batch=micro_batch))
+        for left in run_distributed_test(run_job, ranks, job):
+            assert left.outputs["val_loss"] == pytest.approx(expected.outputs["val_loss"], rel=1e-4)
+        for got, wanted in zip(curve(those.metrics(1)), curve(alone.metrics(1)), strict=True):
+            assert got == pytest.approx(wanted, rel=1e-4), name
+        newest = commits(those)[0]
+        assert (newest.world_size, newest.samples_hash) == (ranks, f":0-{SAMPLES}")
+
+
 def test_a_signal_during_validation_is_heeded_there(bench: Bench) -> None:
     for left in run_distributed_test(run_and_be_signalled, 2, bench.job(), 1, "evaluate", 1):
         assert (left.code, left.outputs) == (ExitCode.RESUME, {"step": 4, "commits": 1})
@@ -195,8 +212,8 @@ def test_all_ranks_leave_as_diverged_when_the_loss_is_not_finite(bench: Bench) -
 
 
 def test_what_cannot_work_is_refused_before_ranks_meet(bench: Bench) -> None:
-    with pytest.raises(SpecError, match=r"train\.global_batch 8 .* × 3 ranks = 6; .* 12"):
-        run(JobContext(bench.job(), replace(ALONE, world_size=3)))
+    with pytest.raises(SpecError, match=r"train\.global_batch 8 .* the 9 ranks"):
+        run(JobContext(bench.job(), replace(ALONE, world_size=9)))
     small = changed(model=TINY.model.model_dump() | {"vocab": 64})
     with pytest.raises(SpecError, match=r"train\.model\.vocab 64 .* 257"):
         run(JobContext(bench.job(small, attempt=2), ALONE))

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage.errors import SpecError
 from trainer.plan.arithmetic import ModelShape, run_sums
@@ -38,3 +40,27 @@ def test_sums_of_a_run() -> None:
     assert sums.micro_batches_per_step == 2
     assert sums.checkpoint_bytes == 12 * sums.num_params
     assert sums.state_bytes_per_rank == 4 * sums.num_params
+    assert sums.padding == 0
+
+
+def test_ranks_that_cannot_share_a_batch_evenly_pass_as_often_as_the_fullest_and_pad() -> None:
+    """16 sequences on 3 ranks: 6, 5 and 5, so two ranks take one more; each passes 4, then 2."""
+    train = TrainSpec(global_batch=16, micro_batch=4)
+    sums = run_sums(train, tokenizer_vocab=257, world_size=3)
+    assert sums.micro_batches_per_step == 2
+    assert sums.padding == pytest.approx(2 / 18)
+
+
+@given(batch=st.integers(1, 400), ranks=st.integers(1, 60), micro_batch=st.integers(1, 50))
+def test_every_batch_that_has_a_sequence_for_each_rank_can_be_accumulated(
+    batch: int, ranks: int, micro_batch: int
+) -> None:
+    train = TrainSpec(global_batch=batch, micro_batch=micro_batch)
+    if batch < ranks:
+        with pytest.raises(ValueError, match=f"global_batch {batch} must be at least the {ranks}"):
+            train.accumulation(ranks)
+        return
+    passes, share = train.accumulation(ranks), train.largest_share(ranks)
+    assert (passes - 1) * micro_batch < share <= passes * micro_batch
+    assert share * ranks >= batch > (share - 1) * ranks
+    assert 0 <= train.padding(ranks) < 0.5

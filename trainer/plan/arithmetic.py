@@ -86,6 +86,7 @@ class RunSums:
     tokens_per_step: int
     total_tokens: int
     micro_batches_per_step: int
+    padding: float
     checkpoint_bytes: int
     state_bytes_per_rank: int
 
@@ -98,7 +99,7 @@ def run_sums(train: TrainSpec, *, tokenizer_vocab: int, world_size: int) -> RunS
 
     Raises:
         SpecError: the vocabulary is too small.
-        ValueError: the batch does not divide over the ranks.
+        ValueError: the batch has fewer sequences than there are ranks.
     """
     shape = ModelShape.resolve(train.model, tokenizer_vocab=tokenizer_vocab)
     tokens_per_step = train.global_batch * train.sequence
@@ -109,6 +110,7 @@ def run_sums(train: TrainSpec, *, tokenizer_vocab: int, world_size: int) -> RunS
         tokens_per_step=tokens_per_step,
         total_tokens=tokens_per_step * train.steps,
         micro_batches_per_step=train.accumulation(world_size),
+        padding=train.padding(world_size),
         checkpoint_bytes=3 * BYTES_PER_FLOAT32 * shape.num_params,
         state_bytes_per_rank=-(-4 * BYTES_PER_FLOAT32 * shape.num_params // world_size),
     )
