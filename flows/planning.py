@@ -33,9 +33,12 @@ from tasks.jobs import describe, resources
 from tasks.last_word import is_passed
 from tasks.report import summary
 from tasks.stage import find_completed
+from tasks.survey import Surveyed
 from trainer.plan.arithmetic import RunSums
 
 LATER = "(known after the shard stage)"
+PADDING_TOLD = 0.1
+"""More of a step than this should not be spent on padding without being told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +56,12 @@ class StagePlan:
 class Plan:
     """All that is known before anything is submitted. `notes` say what could not be asked.
 
-    `sums` are None where the training script is somebody's own.
+    `sums` are those of the least and of the most nodes where the spec gives a range; there are none
+    where the training script is somebody's own.
     """
 
     stages: tuple[StagePlan, ...]
-    sums: RunSums | None
+    sums: tuple[RunSums, ...]
     notes: tuple[str, ...]
 
 
@@ -68,8 +72,8 @@ def plan_run(spec: PipelineSpec) -> Plan:
         SpecError: no file matches an input, a tokenizer or a model does not fit, or the run was
             begun with another spec and cannot go on with this one.
     """
-    sums = sums_of(spec) if spec.command is None else None
-    notes: list[str] = []
+    sums = sums_of(spec) if spec.command is None else ()
+    notes = [*padding_told(spec)] if spec.command is None else []
     with ExitStack() as stack:
         ledger = _ledger(spec, stack, notes)
         notes += _changed(ledger, spec)
@@ -78,6 +82,22 @@ def plan_run(spec: PipelineSpec) -> Plan:
         planner = _Planner(spec=spec, context=_context(spec, cluster, ledger), nodes=nodes)
         stages = tuple(planner.plans())
     return Plan(stages=stages, sums=sums, notes=tuple(notes))
+
+
+def padding_told(spec: PipelineSpec) -> Iterator[str]:
+    """That a number of nodes which the training may have wastes much of each step."""
+    cluster, train = spec.cluster, spec.train
+    worst = max(
+        range(cluster.least_nodes, cluster.most_nodes + 1),
+        key=lambda nodes: train.padding(nodes * cluster.ranks_per_node),
+    )
+    ranks = worst * cluster.ranks_per_node
+    if (padding := train.padding(ranks)) > PADDING_TOLD:
+        above = -(-train.global_batch // ranks) * ranks
+        yield (
+            f"On {worst} nodes {padding:.0%} of each step is padding: {ranks} ranks cannot share "
+            f"train.global_batch {train.global_batch} evenly. Of {above} there would be none."
+        )
 
 
 class _BlankLedger(Ledger):
@@ -121,7 +141,9 @@ class _Planner:
         shards = self._find(Stage.SHARD, lambda: shard.inputs(job))
         yield self._plan(Stage.SHARD, shard.units(job, jobs=spec.documents.jobs), shards)
         key = LATER if shards is None else str(shards.outputs["manifest_key"])
-        rungs = smoke.units(context, spec.smoke, train=spec.train, manifest_key=key)
+        rungs = smoke.units(
+            context, spec.smoke, train=spec.train, manifest_key=key, top=self._nodes_there()
+        )
         climbed = shards and self._find(
             Stage.SMOKE,
             lambda: smoke.inputs(context, spec.smoke, train=spec.train, manifest_key=key),
@@ -136,6 +158,13 @@ class _Planner:
             Stage.PRUNE, lambda: prune.inputs(context.ledger, spec.retention)
         )
         yield self._plan(Stage.PRUNE, prune.units(spec.retention), pruned)
+
+    def _nodes_there(self) -> int:
+        """How many nodes the training could have by what the cluster says, where it says so."""
+        cluster, there = self.spec.cluster, Surveyed(nodes=self.nodes).num_usable
+        if not self.nodes:
+            return cluster.most_nodes
+        return max(cluster.least_nodes, min(cluster.most_nodes, there))
 
     def _find(
         self,
@@ -161,10 +190,11 @@ class _Planner:
             skipped=skipped,
             because=because,
             units=units,
-            script=self._script(stage, max(units, key=lambda unit: unit.nodes)) if units else "",
+            script=self._largest_script(stage, units) if units else "",
         )
 
-    def _script(self, stage: Stage, unit: Unit) -> str:
+    def _largest_script(self, stage: Stage, units: tuple[Unit, ...]) -> str:
+        unit = max(units, key=lambda unit: unit.wanted_nodes)
         context = self.context
         elements = self._elements(unit)
         intent = Intent(
@@ -179,6 +209,7 @@ class _Planner:
             why=Why.FIRST,
             after=None,
             nodes=unit.nodes,
+            most_nodes=unit.most_nodes,
             ranks_per_node=unit.ranks_per_node,
             elements=elements,
             node_list=unit.node_list,
@@ -186,7 +217,9 @@ class _Planner:
             created_at=datetime.now(UTC),
         )
         excluded = tuple(context.cluster_spec.exclude)
-        asked = resources(context, unit, elements=elements, excluded=excluded)
+        asked = resources(
+            context, unit, elements=elements, excluded=excluded, most_nodes=unit.most_nodes
+        )
         job = describe(context, intent, unit)
         # submitit makes a job's folder when it is asked for the script.
         with TemporaryDirectory(prefix="headrace-plan-") as scratch:

@@ -85,7 +85,8 @@ class PipelineSpec(Model):
     @model_validator(mode="after")
     def _parts_fit_each_other(self) -> PipelineSpec:
         if self.command is None:
-            self.train.accumulation(self.cluster.nodes * self.cluster.ranks_per_node)
+            # What the most ranks can share, fewer can as well.
+            self.train.accumulation(self.cluster.most_nodes * self.cluster.ranks_per_node)
         if (
             self.cluster.spans_hosts
             and self.store.is_embedded
@@ -96,7 +97,7 @@ class PipelineSpec(Model):
                 "`kind: slurm` cannot reach; name store.endpoint_url, or bind an address of this "
                 "host that the nodes reach"
             )
-        if max(self.smoke.ladder(self.cluster.nodes)) > self.cluster.nodes:
+        if max(self.smoke.ladder(self.cluster.most_nodes)) > self.cluster.most_nodes:
             raise ValueError(
                 f"smoke.rungs {list(self.smoke.rungs or ())} must not go beyond cluster.nodes "
                 f"{self.cluster.nodes}; drop the higher rungs"

@@ -37,16 +37,19 @@ def require_files(spec: PipelineSpec) -> None:
         sums_of(spec)
 
 
-def sums_of(spec: PipelineSpec) -> RunSums:
+def sums_of(spec: PipelineSpec) -> tuple[RunSums, ...]:
     """The sums of the run's training, with the vocabulary of its tokenizer.
+
+    They are one's for a number of nodes, and those of the least and the most for a range.
 
     Raises:
         SpecError: the tokenizer cannot be used, or the model does not fit it.
     """
-    return run_sums(
-        spec.train,
-        tokenizer_vocab=open_tokenizer(spec.documents).vocab,
-        world_size=spec.cluster.nodes * spec.cluster.ranks_per_node,
+    vocab = open_tokenizer(spec.documents).vocab
+    cluster = spec.cluster
+    return tuple(
+        run_sums(spec.train, tokenizer_vocab=vocab, world_size=nodes * cluster.ranks_per_node)
+        for nodes in dict.fromkeys((cluster.least_nodes, cluster.most_nodes))
     )
 
 

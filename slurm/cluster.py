@@ -73,9 +73,10 @@ class NodeState:
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """What one job asks for, or each element of an array of jobs. Nodes that are named are asked
-    for by name."""
+    for by name. With `most_nodes` it takes what there is at its start, from `nodes` up to that."""
 
     nodes: int
+    most_nodes: int | None = None
     ranks_per_node: int
     elements: int = 1
     cpus_per_rank: int = 1
@@ -85,6 +86,11 @@ class Resources:
     excluded: tuple[str, ...] = ()
     time_limit_min: int = 60
     signal_lead_s: int = 120
+
+    @property
+    def wanted_nodes(self) -> int:
+        """As many as it takes where it can have them."""
+        return self.nodes if self.most_nodes is None else self.most_nodes
 
 
 class SubmitLimited(SubmitRejected):

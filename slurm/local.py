@@ -128,7 +128,7 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def nodes(self) -> tuple[NodeState, ...]:
-        names = islice(_node_names(self._spec.exclude), self._spec.nodes)
+        names = islice(_node_names(self._spec.exclude), self._spec.most_nodes)
         return tuple(
             NodeState(name=name, raw_state="idle", responds=True, idle=True) for name in names
         )
@@ -228,7 +228,7 @@ def _choose_nodes(spec: ClusterSpec, resources: Resources) -> tuple[str, ...]:
     if resources.node_list:
         return resources.node_list
     names = _node_names({*spec.exclude, *resources.excluded})
-    return tuple(islice(names, resources.nodes))
+    return tuple(islice(names, resources.wanted_nodes))
 
 
 def _node_names(excluded: Collection[str]) -> Iterator[str]:

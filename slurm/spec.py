@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from slurm.containers import ContainerSpec
+from slurm.node_count import NodeCount, bounds
 from slurm.site_options import Value, checked_extra
 from storage.spec import Model
 
@@ -41,7 +42,11 @@ class ClusterSpec(Model):
     kind: Literal["local", "slurm"] = Field(
         "local", description="`local` runs nodes × ranks as processes of this host."
     )
-    nodes: int = Field(1, ge=1, le=100_000, description="Nodes of the training job.")
+    nodes: NodeCount = Field(
+        1,
+        description="Nodes of the training job: a number, or a range such as `14-16` of which it "
+        "takes as many as there are.",
+    )
     ranks_per_node: int = Field(1, ge=1, le=64, description="Processes a node; one a GPU.")
     cpus_per_rank: int = Field(1, ge=1, le=1024)
     gpus_per_node: int = Field(0, ge=0, le=64)
@@ -174,6 +179,21 @@ class ClusterSpec(Model):
         return checked_extra(extra) if isinstance(extra, dict) else extra
 
     @property
+    def least_nodes(self) -> int:
+        """With fewer the training job is not made."""
+        return bounds(self.nodes)[0]
+
+    @property
+    def most_nodes(self) -> int:
+        """The training job takes so many where it can have them."""
+        return bounds(self.nodes)[1]
+
+    @property
+    def range_end(self) -> int | None:
+        """`most_nodes` where the nodes are a range; None where they are a number."""
+        return None if isinstance(self.nodes, int) else self.most_nodes
+
+    @property
     def partitions(self) -> tuple[str, ...]:
         """The partitions by name; none where the site's default serves."""
         if self.partition is None:
@@ -216,7 +236,10 @@ class ValidateSpec(Model):
         (), description="Candidates; by default all idle nodes of the partition."
     )
     min_healthy: int | None = Field(
-        None, ge=1, description="Fewer fit nodes stop the run; by default cluster.nodes."
+        None,
+        ge=1,
+        description="Fewer fit nodes stop the run; by default cluster.nodes, or the least of "
+        "its range.",
     )
     expires_h: float = Field(24.0, gt=0, description="How long a verdict holds, in hours.")
     min_memory_copy_gb_per_s: float = Field(0.5, gt=0)
@@ -243,6 +266,12 @@ class RetrySpec(Model):
     backoff_max_s: float = Field(600.0, ge=0)
     exclude_h: float = Field(
         24.0, gt=0, description="How long a node that failed is kept out of jobs, in hours."
+    )
+    wait_for_nodes_s: float = Field(
+        600.0,
+        ge=0,
+        description="Where cluster.nodes is a range, and failures leave fewer nodes than its most: "
+        "how long the next attempt waits for them to come back before it takes what there is.",
     )
     max_excluded_ratio: float = Field(
         0.5,

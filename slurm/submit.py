@@ -54,6 +54,7 @@ from slurm.job_script import (
     signal_lead_s,
 )
 from slurm.launchers import srun_command
+from slurm.node_count import spell
 from slurm.patience import NO_ANSWER, PatientCommands
 from slurm.shared_queue import shared_folder
 from slurm.site_options import sbatch_options
@@ -256,7 +257,6 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
     excluded = sorted({*spec.exclude, *resources.excluded} - {*resources.node_list})
     return {
         "job_name": job.intent.token,
-        "nodes": resources.nodes,
         "ntasks_per_node": resources.ranks_per_node,
         "cpus_per_task": resources.cpus_per_rank,
         "gpus_per_node": resources.gpus_per_node or None,
@@ -272,12 +272,14 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
         "wckey": spec.wckey,
         "stderr_to_stdout": True,
         "setup": [
-            f"# its ranks: {shlex.join(srun_command(job, num_nodes=resources.nodes))}",
+            f"# its ranks: {shlex.join(srun_command(job, num_nodes=resources.wanted_nodes))}",
             *preamble(spec, job, resources),
         ],
         "use_srun": False,
         "additional_parameters": {
             **sbatch_options(spec.extra),
+            # submitit's own parameter takes no range.
+            "nodes": spell(resources.nodes, resources.wanted_nodes),
             **({} if spec.reservation is None else {"reservation": spec.reservation}),
             "chdir": job.folder,
             "no-requeue": True,

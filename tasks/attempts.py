@@ -25,7 +25,7 @@ from storage.attempts import Attempt
 from storage.records import Action, Kind, Why
 from tasks.attending import FINAL, LONGEST_POLL_S, Busy, attend, history_of
 from tasks.context import Unit
-from tasks.nodes_left import lack_of_nodes, to_avoid
+from tasks.nodes_left import awaited, lack_of_nodes, most_to_ask, to_avoid
 from tasks.situation import Allocate, Finish, GiveUp, Order, Situation, Step, Survey, Wait
 
 
@@ -46,7 +46,8 @@ def advance(order: Order, seen: Situation) -> tuple[Step, ...]:
         return (Finish(results={one.unit.name: _attempt_of(one) for one in prospects}),)
     steps = list(_numbered(seen, busy))
     if all(one.patient for one in busy):
-        steps.append(Wait(seconds=min(one.wait_s for one in busy)))
+        for_nodes = "; ".join(one.for_nodes for one in busy if one.for_nodes)
+        steps.append(Wait(seconds=min(one.wait_s for one in busy), for_nodes=for_nodes))
     return tuple(steps)
 
 
@@ -212,7 +213,17 @@ def _allocate(
     lack = lack_of_nodes(order, seen, unit)
     if lack is not None:
         return _Failed(unit=unit, attempt=last, reason=lack)
+    pause = awaited(order, seen, unit)
+    if pause is not None:
+        wait_s = min((pause.until - seen.now).total_seconds(), LONGEST_POLL_S)
+        return Busy(unit=unit, wait_s=wait_s, for_nodes=pause.words)
     why = Why.FIRST if before is None else Why.RESUMED if unit.resumes else Why.RETRIED
-    excluded = to_avoid(order, seen, unit)
-    step = Allocate(unit=unit, number=0, why=why, after=before, excluded=excluded)
+    step = Allocate(
+        unit=unit,
+        number=0,
+        why=why,
+        after=before,
+        excluded=to_avoid(order, seen, unit),
+        most_nodes=most_to_ask(order, seen, unit),
+    )
     return Busy(unit=unit, steps=(step,), patient=False)

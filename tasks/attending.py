@@ -42,12 +42,16 @@ def poll_s(age_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Busy:
-    """A unit that is not at its end. `patient` when the steps leave the situation as it is."""
+    """A unit that is not at its end. `patient` when the steps leave the situation as it is.
+
+    `for_nodes` tells of the nodes that its next attempt waits for, where it does.
+    """
 
     unit: Unit
     steps: tuple[Step, ...] = ()
     wait_s: float = LONGEST_POLL_S
     patient: bool = True
+    for_nodes: str = ""
 
 
 def history_of(seen: Situation, unit: Unit, fingerprint: str) -> tuple[Attempt, ...]:

@@ -47,6 +47,7 @@ class RunContext:
 class Unit:
     """A piece of a stage that one job carries out, as often as it takes.
 
+    It needs `nodes` nodes, and takes up to `most_nodes` where that says so and they are there.
     With several `elements` the job is an array, as large as the cluster allows up to that number.
     `folders` are those that it needs beside the attempt's own, and that a container has to hold.
     """
@@ -55,6 +56,7 @@ class Unit:
     entry: str
     payload: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
+    most_nodes: int | None = None
     ranks_per_node: int = 1
     elements: int = 1
     cpus_per_rank: int | None = None
@@ -63,3 +65,8 @@ class Unit:
     time_limit_min: int | None = None
     resumes: bool = False
     tries: int | None = None
+
+    @property
+    def wanted_nodes(self) -> int:
+        """As many as it takes where it can have them."""
+        return self.nodes if self.most_nodes is None else self.most_nodes

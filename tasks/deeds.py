@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 
 from slurm.cluster import NodeState, SubmitDoubtful, SubmitLimited
@@ -21,13 +20,12 @@ from storage.records import (
     Intent,
     Kind,
     Refusal,
-    Stage,
     Start,
     Submitted,
 )
 from tasks.context import RunContext, Unit
 from tasks.engine import Engine
-from tasks.exclusions import Exclusion, exclusions, passed_nodes
+from tasks.exclusions import Exclusion
 from tasks.jobs import describe, resources
 from tasks.situation import (
     Allocate,
@@ -45,6 +43,7 @@ from tasks.situation import (
     Survey,
     Void,
 )
+from tasks.survey import all_ends, survey
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,6 @@ class Deeds:
         self._engine = engine
         self._clock = engine.clock
         self._earlier_ends: tuple[Attempt, ...] = ()
-        self._passed_at: Mapping[str, datetime] = {}
         self._findings = Findings()
         self.submissions: dict[str, Submission | Rejected] = {}
         self.cancelled_at_s: dict[int, float] = {}
@@ -75,8 +73,7 @@ class Deeds:
 
     def prepare(self) -> None:
         """Read once what earlier attempts, of all stages, have decided about nodes."""
-        self._earlier_ends = tuple(one for stage in Stage for one in self._ledger.ends(stage))
-        self._passed_at = passed_nodes(self._ledger.stage_records(Stage.VALIDATE))
+        self._earlier_ends = all_ends(self._ledger)
 
     def take_findings(self) -> Findings:
         """Hand out the findings and forget them: by the next look they are stale."""
@@ -124,15 +121,9 @@ class Deeds:
         self._ledger.put_refusal(refusal)
 
     def _survey(self, seen: Situation) -> None:
-        excluded = exclusions(
-            by_spec=self._context.cluster_spec.exclude,
-            unfit=self._context.unfit_nodes,
-            closed=(*self._earlier_ends, *seen.attempts),
-            passed_at=self._passed_at,
-            now=self._clock.now(),
-            exclude_h=self._context.retry.exclude_h,
-        )
-        self._findings = replace(self._findings, nodes=self._cluster.nodes(), excluded=excluded)
+        closed = (*self._earlier_ends, *seen.attempts)
+        found = survey(self._context, closed=closed, now=self._clock.now())
+        self._findings = replace(self._findings, nodes=found.nodes, excluded=found.excluded)
 
     def _allocate(self, step: Allocate, order: Order) -> bool:
         unit, after, nonce = step.unit, step.after, self._engine.nonce()
@@ -148,6 +139,7 @@ class Deeds:
             why=step.why,
             after=None if after is None else after.number,
             nodes=unit.nodes,
+            most_nodes=step.most_nodes,
             ranks_per_node=unit.ranks_per_node,
             elements=self._elements(unit, after),
             node_list=unit.node_list,
@@ -193,7 +185,13 @@ class Deeds:
         try:
             job_id = self._cluster.submit(
                 job,
-                resources(self._context, unit, elements=intent.elements, excluded=intent.excluded),
+                resources(
+                    self._context,
+                    unit,
+                    elements=intent.elements,
+                    excluded=intent.excluded,
+                    most_nodes=intent.most_nodes,
+                ),
             )
         except SubmitLimited as error:
             self.submissions[intent.nonce] = Rejected(message=str(error), for_now=True)

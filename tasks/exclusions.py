@@ -17,12 +17,14 @@ class Exclusion:
 
     `proven` is false for a node that was suspected once: it is avoided as long as there are others,
     since a link that flaps must not end a run that needs every node. `failed` says that attempts
-    put it here, and neither the spec nor a validation.
+    put it here, and neither the spec nor a validation; then `since` is when it was to be avoided as
+    it is now, suspected or proven.
     """
 
     reason: str
     proven: bool = True
     failed: bool = False
+    since: datetime | None = None
     until: datetime | None = None
 
     def __str__(self) -> str:
@@ -63,6 +65,7 @@ def exclusions(
                 else f"{before.reason}, {kind} in {place}",
                 proven=kind not in SUSPICIONS or before is not None,
                 failed=True,
+                since=before.since if before is not None and before.proven else end.at,
                 until=end.at + term,
             )
     found |= {node: Exclusion(reason="unfit by validation") for node in unfit}

@@ -29,12 +29,18 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
 
 
 def resources(
-    context: RunContext, unit: Unit, *, elements: int, excluded: tuple[str, ...]
+    context: RunContext,
+    unit: Unit,
+    *,
+    elements: int,
+    excluded: tuple[str, ...],
+    most_nodes: int | None,
 ) -> Resources:
-    """All that the job asks for."""
+    """All that the job asks for; of elements and nodes perhaps not so many as the unit takes."""
     spec = context.cluster_spec
     return Resources(
         nodes=unit.nodes,
+        most_nodes=most_nodes,
         ranks_per_node=unit.ranks_per_node,
         elements=elements,
         cpus_per_rank=unit.cpus_per_rank or spec.cpus_per_rank,

@@ -1,8 +1,14 @@
-"""Which nodes a unit's next job avoids, and when too few or too many are out for another. Pure."""
+"""Which nodes a unit's next job avoids, how many it asks for, and when too few or too many are out.
+
+Pure. A unit with a range of nodes takes what is left. Before it takes less than it would because
+nodes have failed, it waits a while for them: they may be repaired and pass a validation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from tasks.attending import history_of
 from tasks.context import Unit
@@ -21,9 +27,52 @@ def to_avoid(order: Order, seen: Situation, unit: Unit) -> tuple[str, ...]:
     if unit.node_list:
         return ()
     left = _known(seen) - seen.excluded.keys()
-    if order.replaces_nodes or len(left) >= unit.nodes:
+    if order.replaces_nodes or len(left) >= unit.wanted_nodes:
         return tuple(sorted(seen.excluded))
     return tuple(sorted(name for name, one in seen.excluded.items() if one.proven))
+
+
+def most_to_ask(order: Order, seen: Situation, unit: Unit) -> int | None:
+    """How many nodes the next job takes at the most; None where the unit takes one number only."""
+    if unit.most_nodes is None or order.replaces_nodes or unit.node_list:
+        return unit.most_nodes
+    return max(unit.nodes, min(unit.most_nodes, len(_left(seen))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Until when a unit's next attempt waits for nodes to come back, and how that is told."""
+
+    until: datetime
+    words: str
+
+
+def awaited(order: Order, seen: Situation, unit: Unit) -> Pause | None:
+    """The pause before an attempt that would have fewer nodes than it takes; None where it is over.
+
+    It is for nodes that failed: those of cluster.exclude stay out, and an unfit one was found so
+    by a validation that let the run go on.
+    """
+    if unit.most_nodes is None or order.replaces_nodes or unit.node_list:
+        return None
+    known, left = _known(seen), _left(seen)
+    out = {
+        name: one
+        for name, one in seen.excluded.items()
+        if one.proven and one.since is not None and name in known
+    }
+    if not out or len(left) >= unit.most_nodes:
+        return None
+    newest = max(one.since for one in out.values() if one.since is not None)
+    until = newest + timedelta(seconds=order.retry.wait_for_nodes_s)
+    if seen.now >= until:
+        return None
+    return Pause(
+        until=until,
+        words=f"{unit.name} waits for nodes: it takes up to {unit.most_nodes}, and {len(left)} of "
+        f"{len(known)} are left ({_told(out)}); it goes on with fewer at {until:%H:%M:%S %Z} "
+        "(retry.wait_for_nodes_s), or when a validation passes them (--force validate)",
+    )
 
 
 def lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
@@ -37,10 +86,11 @@ def lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
     num_left = len(known) - len(out)
     if num_left < unit.nodes:
         gone = f" ({_told(out)})" if out else ""
+        least, which = ("", "") if unit.most_nodes is None else ("at least ", "the least of ")
         return (
-            f"{unit.name} needs {unit.nodes} nodes and {num_left} of {len(known)} are left{gone}; "
-            "repair the excluded nodes and validate them again (--force validate), or lower "
-            f"cluster.nodes to {num_left}"
+            f"{unit.name} needs {least}{unit.nodes} nodes and {num_left} of {len(known)} are left"
+            f"{gone}; repair the excluded nodes and validate them again (--force validate), or "
+            f"lower {which}cluster.nodes to {num_left}"
         )
     failed = {name: one for name, one in out.items() if one.failed}
     allowed = order.retry.max_excluded_ratio
@@ -58,6 +108,11 @@ def lack_of_nodes(order: Order, seen: Situation, unit: Unit) -> str | None:
 def _known(seen: Situation) -> set[str]:
     assert seen.nodes is not None
     return {node.name for node in seen.nodes}
+
+
+def _left(seen: Situation) -> set[str]:
+    """The nodes that nothing proven keeps out of jobs."""
+    return _known(seen) - {name for name, one in seen.excluded.items() if one.proven}
 
 
 def _told(out: Mapping[str, Exclusion]) -> str:

@@ -27,11 +27,17 @@ class Paused(HeadraceError):
 
 
 def waiting_for(
-    open_attempts: Sequence[Attempt], observations: Mapping[str, JobObservation]
+    open_attempts: Sequence[Attempt],
+    observations: Mapping[str, JobObservation],
+    *,
+    for_nodes: str = "",
 ) -> tuple[str, str]:
-    """What is waited for, with the figures of the moment and without them."""
+    """What is waited for, with the figures of the moment and without them.
+
+    `for_nodes` is what an attempt that is not made yet waits for, if that is nodes.
+    """
     if not open_attempts:
-        return ("the next attempt, after a delay",) * 2
+        return (for_nodes or "the next attempt, after a delay",) * 2
     states = [_state(one, observations.get(one.intent.token)) for one in open_attempts]
     figures = [f"{state}{_step(one)}" for one, state in zip(open_attempts, states, strict=True)]
     return _listed(figures), _listed(states)

@@ -142,6 +142,7 @@ class _Runner:
         self._looked_at: datetime | None = None
         self._looked_at_s: float | None = None
         self._planned_s = 0.0
+        self._waits_for_nodes = ""
         self._cancelled = False
         self._cancels_before: frozenset[str] = frozenset()
         self._cancel_polled_at_s = float("-inf")
@@ -202,6 +203,7 @@ class _Runner:
                     self._deeds.refuse(step, self._order, situation)
                     raise self._failure(step)
                 case Wait():
+                    self._tell_wait(step.for_nodes)
                     self._sleep(step.seconds)
                 case _:
                     if not self._deeds.do(step, self._order, situation):
@@ -298,6 +300,12 @@ class _Runner:
         self._looked_at = None
         self._rest(delay_s)
 
+    def _tell_wait(self, for_nodes: str) -> None:
+        """That an attempt is not made yet for want of nodes, once for each change."""
+        if for_nodes and for_nodes != self._waits_for_nodes:
+            self._context.eyes.say(for_nodes)
+        self._waits_for_nodes = for_nodes
+
     def _sleep(self, seconds: float) -> None:
         self._planned_s += seconds
         self._rest(seconds, until=self._has_news)
@@ -358,7 +366,9 @@ class _Runner:
             )
         elif memory.sights is not None:
             memory.sights = replace(memory.sights, at=None)
-        told, state = waiting_for(open_attempts, self._observations)
+        told, state = waiting_for(
+            open_attempts, self._observations, for_nodes=self._waits_for_nodes
+        )
         return Paused(stage=self._order.stage, told=told, state=state, wait_s=wait_s)
 
     def _poll_cancel(self) -> None:

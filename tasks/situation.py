@@ -160,13 +160,17 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocate:
-    """Claim the next attempt of a unit by creating its intent."""
+    """Claim the next attempt of a unit by creating its intent.
+
+    `most_nodes` is None for a unit that takes one number of nodes only.
+    """
 
     unit: Unit
     number: int
     why: Why
     after: Attempt | None
     excluded: tuple[str, ...]
+    most_nodes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,9 +224,10 @@ class Close:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Nothing to do for so long."""
+    """Nothing to do for so long. `for_nodes` says for which nodes an attempt waits to be made."""
 
     seconds: float
+    for_nodes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from storage.records import Stage, StageRecord
 from storage.shards.manifest import load_manifest
 from tasks.context import RunContext, Unit
+from tasks.failures import AttemptFailed
 from tasks.gates import Gate, run_gate
 from tasks.runner import carry_out
 from tasks.scaling import Rung, ScalingVerdict, judge, to_text
 from tasks.spec import SmokeSpec
+from tasks.survey import nodes_there
 from trainer.spec import SmokeRun, TrainerJob, TrainSpec
 
 MEASURED = frozenset({"model", "sequence", "micro_batch", "param_dtype", "threads"})
@@ -24,11 +28,15 @@ def smoke(
 ) -> StageRecord:
     """The record of a ladder that scales, or is reported only where the cluster cannot gate.
 
+    Where the spec leaves the number of nodes open, the ladder ends at those that are there.
+
     Raises:
         StageFailed: a rung has no result, or the gate refuses; then no higher rung was queued.
         DataError: there is no such data set.
+        SlurmError: the cluster does not tell which nodes it has.
     """
-    rungs = units(context, spec, train=train, manifest_key=manifest_key)
+    top = nodes_there(context)
+    rungs = units(context, spec, train=train, manifest_key=manifest_key, top=top)
     return run_gate(
         context,
         Stage.SMOKE,
@@ -54,34 +62,48 @@ def inputs(
 
 
 def units(
-    context: RunContext, spec: SmokeSpec, *, train: TrainSpec, manifest_key: str
+    context: RunContext, spec: SmokeSpec, *, train: TrainSpec, manifest_key: str, top: int
 ) -> tuple[Unit, ...]:
-    """The rungs, smallest first."""
+    """The rungs, smallest first, none above `top` nodes."""
     job = TrainerJob(
         train=train,
         manifest_key=manifest_key,
         smoke=SmokeRun(steps=spec.steps, warmup_steps=spec.warmup_steps),
     )
-    return tuple(
-        Unit(
-            name=f"rung-{nodes}",
-            entry="trainer.main",
-            payload=job.model_dump(mode="json"),
-            nodes=nodes,
-            ranks_per_node=context.cluster_spec.ranks_per_node,
-        )
-        for nodes in spec.ladder(context.cluster_spec.nodes)
+    cluster = context.cluster_spec
+    rung = Unit(
+        name="",
+        entry="trainer.main",
+        payload=job.model_dump(mode="json"),
+        ranks_per_node=cluster.ranks_per_node,
     )
+    counts = dict.fromkeys(min(nodes, top) for nodes in spec.ladder(cluster.most_nodes))
+    return tuple(_of_size(rung, nodes) for nodes in counts)
+
+
+def _of_size(rung: Unit, nodes: int) -> Unit:
+    return replace(rung, name=f"rung-{nodes}", nodes=nodes)
 
 
 def _climb(
     context: RunContext, spec: SmokeSpec, rungs: tuple[Unit, ...], *, fingerprint: str
 ) -> Gate:
     measured: list[Rung] = []
-    for unit in rungs:
-        result = carry_out(context, Stage.SMOKE, [unit], fingerprint=fingerprint)[unit.name]
+    ahead = deque(rungs)
+    while ahead:
+        unit, top = ahead[0], ahead[-1].nodes
+        try:
+            result = carry_out(context, Stage.SMOKE, [unit], fingerprint=fingerprint)[unit.name]
+        except AttemptFailed:
+            # Nodes were lost on the way up: the ladder ends at those that are left.
+            left = nodes_there(context)
+            if not (measured[-1].nodes if measured else 0) < left < unit.nodes:
+                raise
+            ahead = deque([_of_size(unit, left)])
+            continue
+        ahead.popleft()
         measured.append(Rung.from_outputs(result.outputs))
-        verdict = judge(measured, top_nodes=rungs[-1].nodes, spec=spec, gates=context.cluster.gates)
+        verdict = judge(measured, top_nodes=top, spec=spec, gates=context.cluster.gates)
         if verdict.refused:
             break
     context.eyes.say(to_text(verdict))

@@ -13,7 +13,9 @@ class SmokeSpec(Model):
     """The real trainer at growing node counts, the load a rank kept constant (weak scaling)."""
 
     rungs: Annotated[tuple[int, ...], Field(min_length=1)] | None = Field(
-        None, description="Node counts; by default 1, 2, 4 … up to cluster.nodes."
+        None,
+        description="Node counts; by default 1, 2, 4 … up to cluster.nodes, or as many of a range "
+        "as there are.",
     )
     steps: int = Field(20, ge=4, description="Steps a rung.")
     warmup_steps: int = Field(5, ge=1, description="Steps a rung that are not measured.")

@@ -25,6 +25,7 @@ class Teller:
         self._steps: dict[int, int] = {}
         self._reasons: set[tuple[int, str]] = set()
         self._elements: set[tuple[int, int]] = set()
+        self._sizes: set[int] = set()
         self._accounting_is_silent = False
 
     def tell(self, attempt: Attempt, observation: JobObservation | None) -> None:
@@ -37,6 +38,7 @@ class Teller:
             self._eyes.attempt_log(attempt, (f"logs: {self._folder(attempt)}",))
         if observation is not None:
             self._tell_state(attempt, observation)
+        self._tell_size(attempt)
         self._tell_progress(attempt)
         self._tell_elements(attempt)
         log = self._logs[number] = self._logs[number] or self._log_of(attempt)
@@ -94,6 +96,17 @@ class Teller:
         elif not silence and self._accounting_is_silent and observation.state is JobState.ENDED:
             self._accounting_is_silent = False
             self._eyes.say("Slurm's accounting answers again")
+
+    def _tell_size(self, attempt: Attempt) -> None:
+        """That it had to start with fewer nodes than it takes."""
+        most, got = attempt.intent.most_nodes, len(attempt.nodes)
+        if most is None or not 0 < got < most or attempt.number in self._sizes:
+            return
+        self._sizes.add(attempt.number)
+        self._eyes.say(
+            f"attempt {attempt.number} takes up to {most} nodes, and Slurm had {got} for it at its "
+            "start"
+        )
 
     def _tell_progress(self, attempt: Attempt) -> None:
         now = attempt.progress

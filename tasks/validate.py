@@ -260,7 +260,7 @@ def _shortage(context: RunContext, spec: ValidateSpec, found: _Found) -> str | N
 
 
 def _needed(context: RunContext, spec: ValidateSpec) -> int:
-    return context.cluster_spec.nodes if spec.min_healthy is None else spec.min_healthy
+    return context.cluster_spec.least_nodes if spec.min_healthy is None else spec.min_healthy
 
 
 def _minutes(context: RunContext, seconds: float) -> int:

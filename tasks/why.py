@@ -273,9 +273,10 @@ class _Teller:
         if refusal is not None and refusal.after == attempts[-1].number:
             yield Line(text=f"nothing: {refusal.reason}", tone=Tone.BAD, indent=4, label="next")
             return
-        yield Line(
-            text="no other attempt was made yet", tone=Tone.UNDECIDED, indent=4, label="next"
-        )
+        text = "no other attempt was made yet"
+        if attempt.intent.most_nodes is not None and decision.exclude_nodes:
+            text += "; it may wait for excluded nodes to come back (retry.wait_for_nodes_s)"
+        yield Line(text=text, tone=Tone.UNDECIDED, indent=4, label="next")
 
     def _logs(self, attempt: Attempt) -> Line:
         path = self.story.folder / attempt.intent.stage / f"{attempt.number:04d}"

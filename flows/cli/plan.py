@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,35 +32,44 @@ def plan(spec: SpecFile) -> None:
     console.print(f"[bold]Run {loaded.run}[/]", highlight=False)
     for note in planned.notes:
         console.print(f"[yellow]{escape(note)}[/]", highlight=False, soft_wrap=True)
-    if planned.sums is not None:
+    if planned.sums:
         console.print(_sums(loaded, planned.sums))
     for stage in planned.stages:
         _show(console, stage)
 
 
-def _sums(spec: PipelineSpec, sums: RunSums) -> Table:
-    train = spec.train
-    rows = {
+def _sums(spec: PipelineSpec, sums: Sequence[RunSums]) -> Table:
+    """A column for each number of nodes; what is the same for all is said once."""
+    columns = [_rows(spec, one) for one in sums]
+    table = Table(show_header=False)
+    for name in columns[0]:
+        values = [column[name] for column in columns]
+        table.add_row(name, *(values if len(set(values)) > 1 else values[:1]))
+    return table
+
+
+def _rows(spec: PipelineSpec, sums: RunSums) -> dict[str, str]:
+    train, ranks_per_node = spec.train, spec.cluster.ranks_per_node
+    padding = f", of which {sums.padding:.1%} is padding" if sums.padding else ""
+    return {
         "parameters": f"{sums.num_params:,}",
-        "ranks": f"{sums.world_size:,} = {spec.cluster.nodes:,} nodes "
-        f"× {spec.cluster.ranks_per_node}",
+        "ranks": f"{sums.world_size:,} = {sums.world_size // ranks_per_node:,} nodes "
+        f"× {ranks_per_node}",
         "tokens a step": f"{sums.tokens_per_step:,} = {train.global_batch:,} sequences "
         f"× {train.sequence:,}",
         "micro-batches a rank and step": f"{sums.micro_batches_per_step:,} "
-        f"of {train.micro_batch} sequences",
+        f"of {min(train.micro_batch, train.largest_share(sums.world_size))} sequences{padding}",
         "tokens in all": f"{sums.total_tokens:,} in {train.steps:,} steps",
         "training FLOPs": f"{sums.flops_per_token * sums.total_tokens:.3g}",
         "weights and optimizer a rank": _size(sums.state_bytes_per_rank),
         "a checkpoint": f"{_size(sums.checkpoint_bytes)}, every "
         f"{train.checkpoint.every_steps:,} steps",
     }
-    table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
 
 
 def _show(console: Console, stage: StagePlan) -> None:
+    from slurm.node_count import spell
+
     verdict = "[green]would be skipped[/]" if stage.skipped else "[cyan]would run[/]"
     console.print(
         f"\n[bold]{stage.stage.value}[/] {verdict}: {escape(stage.because)}",
@@ -68,7 +78,8 @@ def _show(console: Console, stage: StagePlan) -> None:
     )
     for unit in stage.units:
         on = f" on {', '.join(unit.node_list)}" if unit.node_list else ""
-        size = f"{unit.nodes} × {unit.ranks_per_node} ranks{on}"
+        nodes = spell(unit.nodes, unit.wanted_nodes)
+        size = f"{nodes} × {unit.ranks_per_node} ranks{on}"
         console.print(f"  job {unit.name}: {unit.entry}, {size}", highlight=False, markup=False)
         if (command := unit.payload.get("command")) is not None:
             line = f"{shlex.join(command['argv'])}, once a {command['per']}, in {command['cwd']}"

@@ -47,6 +47,14 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("cluster:\n  nodes: 0", 4, "cluster.nodes", ["value 0", "at least 1", "raise it"]),
         ("cluster: {nodes: 1.5}", 3, "cluster.nodes", ["value 1.5", "whole number"]),
         ("cluster: {nodes: four}", 3, "cluster.nodes", ['value "four"', "whole number"]),
+        ("cluster: {nodes: 14-}", 3, "cluster.nodes", ['value "14-"', "as in 16 or 14-16"]),
+        ("cluster: {nodes: 14..16}", 3, "cluster.nodes", ['value "14..16"', "as in 16 or 14-16"]),
+        ("cluster: {nodes: 14-16:2}", 3, "cluster.nodes", ['value "14-16:2"', "16 or 14-16"]),
+        ("cluster: {nodes: 16-14}", 3, "cluster.nodes", ['"16-14"', "least first", "write 14-16"]),
+        ("cluster: {nodes: 0-4}", 3, "cluster.nodes", ['"0-4"', "within 1", "raise the least"]),
+        ("cluster: {nodes: 4-100001}", 3, "cluster.nodes", ["100000", "lower the most"]),
+        ("cluster: {nodes: -2}", 3, "cluster.nodes", ["value -2", "at least 1", "raise it"]),
+        ("cluster: {nodes: [2, 4]}", 3, "cluster.nodes", ["value [2, 4]", "such as `14-16`"]),
         ("cluster: {nodes: yes}", 3, "cluster.nodes", ["value true", "truth value"]),
         ("cluster: {nodes: 010}", 3, "cluster.nodes", ["value 010 is 8", "plain digits"]),
         ("train: {steps: 0x28}", 3, "train.steps", ["value 0x28 is 40", "plain digits"]),
@@ -98,8 +106,14 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("train: {schedule: {peak_lr: .nan}}", 3, "train.schedule.peak_lr", ["finite"]),
         ("train: {schedule: {min_ratio: 2}}", 3, "train.schedule.min_ratio", ["at most 1"]),
         ("train:\n  steps: 5\n  model: {heads: 3}", 5, "train.model.heads", ["heads 3"]),
-        ("train: {global_batch: 7}", 3, "train.global_batch", ["7", "nearest above is 8"]),
-        ("cluster: {nodes: 3}", 1, "train.global_batch", ["64", "nearest above is 72"]),
+        (
+            "cluster: {nodes: 8}\ntrain: {global_batch: 7}",
+            4,
+            "train.global_batch",
+            ["7 must be at least the 8 ranks", "raise it"],
+        ),
+        ("cluster: {nodes: 2-65}", 3, "cluster.nodes", ["global_batch 64", "the 65 ranks"]),
+        ("cluster: {nodes: 2-4}\nsmoke: {rungs: [1, 5]}", 4, "smoke.rungs", ["beyond", "2-4"]),
         ("run: b", 3, "run", ["given twice, first in line 1", "keep one"]),
         ("train:\n  steps: ${NOT_SET}", 4, "train.steps", ["no variable NOT_SET", "set it"]),
         ("workdir: ${}", 3, "workdir", ["names no variable", "`${NAME}`"]),
@@ -235,8 +249,8 @@ def test_an_unquoted_variable_is_resolved_as_what_it_stands_for(write) -> None:
     spec = load_spec(write(LEAST + "cluster:\n  nodes: ${N:-2}\n"), environ={})
     assert spec.cluster.nodes == 2
     assert told(write(LEAST + "cluster:\n  nodes: ${N}\n"), N="some") == [
-        '4: cluster.nodes: value "some"; must be a whole number (Nodes of the training job); '
-        "write digits only"
+        '4: cluster.nodes: value "some"; must be a whole number, or the least and the most joined '
+        'by a "-"; write it as in 16 or 14-16'
     ]
 
 

@@ -88,7 +88,7 @@ def test_a_plan_shows_every_job_and_leaves_nothing_behind(folder: Path) -> None:
     for stage in plan.stages:
         job = folder / "untouched" / "nothing" / stage.stage / "0001" / "job.json"
         assert f"-m slurm.batch {job}" in stage.script
-    sums = plan.sums
+    (sums,) = plan.sums
     assert (sums.world_size, sums.tokens_per_step, sums.total_tokens) == (2, 128, 1280)
     assert sums.micro_batches_per_step == 2
 
