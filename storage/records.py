@@ -307,9 +307,9 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
     return _adapters[kind]
 
 
-def encode(record: object) -> bytes:
+def encode(record: object, *, indent: int | None = 1) -> bytes:
     """The record's JSON, as it stands in the object store."""
-    return _adapter(type(record)).dump_json(record, indent=1)
+    return _adapter(type(record)).dump_json(record, indent=indent)
 
 
 def decode(kind: type[T], body: bytes) -> T:

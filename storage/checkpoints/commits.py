@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage.attempts import Attempt
 from storage.checkpoint_records import Commit, CommitRef, Loading, SweepJournal
-from storage.checkpoints.lineage import counting, trace
+from storage.checkpoints.lineage import Place, counting, trace
 from storage.checkpoints.sealing import DamagedRecordError, decode_sealed
 from storage.ledger import Ledger
 from storage.records import Stage, decode
@@ -50,13 +50,12 @@ def iter_counting(
     journals: Iterable[SweepJournal],
     *,
     ceiling: int | None = None,
-    also: Iterable[CommitRef] = (),
 ) -> Iterator[Commit]:
     """The commits that count, newest first, each read only when it is asked for.
 
     One that cannot be read is left out; `iter_commits` tells of it.
     """
-    found = iter_commits(ledger, attempts, journals, ceiling=ceiling, also=also)
+    found = iter_commits(ledger, attempts, journals, ceiling=ceiling)
     return (commit for commit in found if isinstance(commit, Commit))
 
 
@@ -66,16 +65,20 @@ def iter_commits(
     journals: Iterable[SweepJournal],
     *,
     ceiling: int | None = None,
+    places: Iterable[Place] | None = None,
     also: Iterable[CommitRef] = (),
 ) -> Iterator[Commit | UnreadableCommit]:
     """The commits that count, and those that might if they could be read; newest first.
 
-    `also` names commits that are looked for by key even where a listing does not show them.
+    `places` is what `commit_places` gave, where the caller has asked already. `also` names commits
+    that are looked for by key even where a listing does not show them.
     """
     attempts, journals = tuple(attempts), tuple(journals)
     lineage = trace(attempts)
-    places = {*commit_places(ledger), *((ref.step, ref.attempt) for ref in also)}
-    for step, attempt in sorted(places, reverse=True):
+    listed = commit_places(ledger) if places is None else places
+    for step, attempt in sorted(
+        {*listed, *((ref.step, ref.attempt) for ref in also)}, reverse=True
+    ):
         if not lineage.admits(attempt=attempt, step=step) or (
             ceiling is not None and step > ceiling
         ):
@@ -93,13 +96,13 @@ def readable_commits(ledger: Ledger) -> tuple[Commit, ...]:
     return tuple(commit for commit in found if isinstance(commit, Commit))
 
 
-def commit_places(ledger: Ledger) -> Iterator[tuple[int, int]]:
+def commit_places(ledger: Ledger) -> Iterator[Place]:
     """Step and attempt of every commit object there is, whether it counts or not."""
     places = (commit_place(ledger, info.key) for info in ledger.store.list(ledger.keys.commits))
     return (place for place in places if place is not None)
 
 
-def commit_place(ledger: Ledger, key: str) -> tuple[int, int] | None:
+def commit_place(ledger: Ledger, key: str) -> Place | None:
     """Step and attempt of the commit at this key, or None where a key names no commit."""
     named = _COMMIT_NAME.fullmatch(key.removeprefix(ledger.keys.commits))
     return None if named is None else (int(named[1]), int(named[2]))

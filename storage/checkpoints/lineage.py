@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from storage.attempts import Attempt
 from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.errors import LedgerError
+from storage.records import Kind
+
+Place = tuple[int, int]
+"""Step and attempt of a commit: all of its key that is the run's own."""
+
+POISONED_AFTER = 3
+POISONING = frozenset({Kind.CODE, Kind.NUMERIC, Kind.HANG})
+"""Ends that what was loaded may have caused. Lost nodes and preemptions say nothing about it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,3 +95,33 @@ def counting(
         and (ceiling is None or ref.step <= ceiling)
     }
     return tuple(sorted(found, reverse=True))
+
+
+def poisoned(
+    attempts: Iterable[Attempt], places: Iterable[Place], *, fingerprint: str | None = None
+) -> dict[CommitRef, str]:
+    """Checkpoints after whose loading nothing ever went well, with the reason.
+
+    One is so when `POISONED_AFTER` attempts that resumed from it came to an end that it may have
+    caused, and none of those that resumed from it has committed anything. With a `fingerprint`,
+    only the ends of attempts made from that spec and code count: a bug that was mended since is no
+    reason to throw work away.
+    """
+    committed = {attempt for _, attempt in places}
+    loads: dict[CommitRef, list[Attempt]] = {}
+    for attempt in attempts:
+        if attempt.resume is not None and attempt.resume.source is not None:
+            loads.setdefault(attempt.resume.source, []).append(attempt)
+    reasons = {}
+    for ref, loaders in loads.items():
+        bad = sorted(
+            (each.number, each.end.diagnosis.kind.value)
+            for each in loaders
+            if each.end is not None
+            and each.end.diagnosis.kind in POISONING
+            and fingerprint in (None, each.intent.fingerprint)
+        )
+        if len(bad) >= POISONED_AFTER and not any(each.number in committed for each in loaders):
+            told = ", ".join(f"{number} ({kind})" for number, kind in bad)
+            reasons[ref] = f"attempts {told} loaded it and failed without a newer commit"
+    return reasons

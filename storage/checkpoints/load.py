@@ -5,27 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from storage.checkpoint_records import Commit, CommitRef, Loading, Resume
-from storage.checkpoints.commits import (
-    commit_places,
-    iter_counting,
-    loading_key,
-    read_commit,
-    read_journals,
-)
-from storage.checkpoints.lineage import Lineage, journaled, trace
+from storage.checkpoint_records import Commit, CommitRef, Resume
+from storage.checkpoints.choosing import choose, name_of, why_swept
+from storage.checkpoints.commits import read_commit
 from storage.checkpoints.metadata import JsonLoadPlanner
+from storage.checkpoints.quarantine import doubt
 from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
 from storage.errors import CheckpointError
 from storage.job import JobContext, JobExit
 from storage.ledger import Ledger
-from storage.records import ExitCode, Stage, encode, new_nonce
-
-CANDIDATES = 8
+from storage.records import ExitCode, new_nonce
 
 
 def load_newest(
@@ -34,7 +26,9 @@ def load_newest(
     """Loads the newest valid checkpoint into `state` in place, and records it. Collective.
 
     Tensors are filled where they are; JSON values are replaced in the nested dict. A checkpoint
-    that is damaged, on whichever rank, is passed over by all of them for the next older one.
+    that is damaged, on whichever rank, is passed over by all of them for the next older one, once
+    commit and journals were read again: what a sweep took is not damaged. The hosts that could not
+    load it say so in the bucket.
 
     Returns the commit, or None for a run that has none and starts at step 0.
 
@@ -46,8 +40,17 @@ def load_newest(
     """
     ranks = Ranks()
     damaged: dict[CommitRef, str] = {}
+    swept: set[CommitRef] = set()
+    told: set[str] = set()
     while True:
-        commit = ranks.from_first(lambda: _choose(context, damaged))
+        choice = ranks.from_first(
+            lambda: choose(context.ledger, context.job.intent, damaged=damaged, swept=swept)
+        )
+        commit = choice.commit
+        for passed in choice.passed:
+            if ranks.is_first and str(passed) not in told:
+                print(f"headrace: stepping back from {passed}", flush=True)
+                told.add(str(passed))
         if commit is None:
             break
         _require_same("model", commit, saved=commit.model_hash, here=model_hash)
@@ -55,14 +58,16 @@ def load_newest(
         faults = ranks.from_all(partial(_load, context, state, commit))
         if not any(faults):
             break
-        damaged[commit.ref] = "; ".join(
-            f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault
-        )
-        if ranks.is_first:
-            print(
-                f"headrace: stepping back from {_name(commit.ref)}: {damaged[commit.ref]}",
-                flush=True,
+        gone = ranks.from_first(partial(why_swept, context.ledger, commit.ref))
+        if gone is None:
+            ranks.from_all(partial(_give_up, context, commit.ref, faults[ranks.rank]))
+            damaged[commit.ref] = "; ".join(
+                f"rank {rank}: {fault}" for rank, fault in enumerate(faults) if fault
             )
+        else:
+            swept.add(commit.ref)
+            if ranks.is_first:
+                print(f"headrace: {_name(commit.ref)} is no more: {gone}", flush=True)
     ranks.from_first(lambda: _claim(context, None if commit is None else commit.ref))
     return commit
 
@@ -123,84 +128,25 @@ def _load(context: JobContext, state: dict[str, Any], commit: Commit) -> str:
     return ""
 
 
-def _choose(context: JobContext, damaged: dict[CommitRef, str]) -> Commit | None:
-    """The newest commit that counts and is not known to be damaged; rank 0's part.
-
-    The marker goes first and the journals are read after it, so that of a reader and a sweeper at
-    least one sees the other.
-    """
-    intent, ledger = context.job.intent, context.ledger
-    rolled_back = (
-        intent.ceiling is not None
-        and intent.floor is not None
-        and intent.floor.step > intent.ceiling
-    )
-    floor = None if rolled_back else intent.floor
-    while True:
-        attempts = ledger.attempts(Stage.TRAIN)
-        counting = iter_counting(
-            ledger,
-            attempts,
-            read_journals(ledger),
-            ceiling=intent.ceiling,
-            also=() if floor is None else (floor,),
-        )
-        candidates = tuple(
-            islice((commit for commit in counting if commit.ref not in damaged), CANDIDATES)
-        )
-        marker = Loading(
-            candidates=tuple(commit.ref for commit in candidates), at=datetime.now(UTC)
-        )
-        ledger.store.put(loading_key(ledger, context.attempt), encode(marker))
-        swept = journaled(read_journals(ledger))
-        standing = [commit for commit in candidates if commit.ref not in swept]
-        if standing or not candidates:
-            break
-    newest = standing[0] if standing else None
-    _require_floor(floor, newest, damaged, known={commit.ref for commit in standing})
-    if newest is None:
-        _require_fresh(context, damaged, trace(attempts))
-    return newest
-
-
-def _require_floor(
-    floor: CommitRef | None,
-    newest: Commit | None,
-    damaged: dict[CommitRef, str],
-    *,
-    known: set[CommitRef],
-) -> None:
-    """A floor that is damaged may be stepped back from; one that is gone may not."""
-    if floor is None or floor in known or floor in damaged:
-        return
-    if newest is None or newest.step < floor.step:
-        raise CheckpointError(
-            f"the newest commit known when this attempt was made, {_name(floor)}, is gone, and "
-            "nothing newer counts; look for who deleted it, and restore it or start a run under a "
-            "new name" + _list(damaged)
-        )
-
-
-def _require_fresh(context: JobContext, damaged: dict[CommitRef, str], lineage: Lineage) -> None:
-    """Nothing can be loaded: that is right only for a run that has never committed anything."""
-    if context.job.intent.ceiling == 0:
-        return
-    exists = any(last is not None for last in lineage.last_steps.values()) or any(
-        lineage.admits(attempt=attempt, step=step)
-        for step, attempt in commit_places(context.ledger)
-    )
-    if damaged or exists:
-        ceiling = context.job.intent.ceiling
-        raise CheckpointError(
-            "the run has commits"
-            + ("" if ceiling is None else f", with a ceiling at step {ceiling},")
-            + " and none of them can be loaded; restore one, or start a run under a new name"
-            + _list(damaged)
+def _give_up(context: JobContext, ref: CommitRef, fault: str) -> None:
+    """Leaves this host's word against a checkpoint that its rank could not load."""
+    if fault:
+        doubt(
+            context.ledger,
+            ref,
+            host=context.identity.node,
+            attempt=context.attempt,
+            fault=f"rank {context.identity.rank}: {fault}",
         )
 
 
 def _claim(context: JobContext, source: CommitRef | None) -> None:
-    """Writes the resume record: from now on this attempt is the newest of the lineage."""
+    """Writes the resume record: from now on this attempt is the newest of the lineage.
+
+    One that was replaced while it loaded must not be.
+    """
+    if context.is_fenced():
+        raise JobExit(ExitCode.FENCED, f"attempt {context.attempt} was closed or replaced")
     record = Resume(
         source=source,
         world_size=context.identity.world_size,
@@ -223,8 +169,4 @@ def _require_same(what: str, commit: Commit, *, saved: str, here: str) -> None:
 
 
 def _name(ref: CommitRef) -> str:
-    return f"the checkpoint of step {ref.step} (attempt {ref.attempt}, save {ref.save})"
-
-
-def _list(damaged: dict[CommitRef, str]) -> str:
-    return "".join(f"\n  {_name(ref)}: {fault}" for ref, fault in damaged.items())
+    return name_of(ref.step, ref.attempt, ref.save)

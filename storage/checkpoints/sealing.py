@@ -8,15 +8,13 @@ they stand, not over a re-encoding, so a later version that knows more fields st
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from awscrt.checksums import crc64nvme
-from pydantic import TypeAdapter
 
 from storage.checkpoints.layout import crc_text
 from storage.errors import CheckpointError, LedgerError
-from storage.records import decode
+from storage.records import decode, encode
 
 T = TypeVar("T")
 
@@ -27,9 +25,9 @@ class DamagedRecordError(CheckpointError):
     """A sealed record is not as it was written, or not where it belongs."""
 
 
-def encode_sealed(record: Any) -> bytes:
+def encode_sealed(record: object) -> bytes:
     """The record's JSON, without white space, and its seal."""
-    told = _adapter(type(record)).dump_json(record).removesuffix(b"}")
+    told = encode(record, indent=None).removesuffix(b"}")
     return told + b',"seal":"' + crc_text(crc64nvme(told)).encode() + b'"}'
 
 
@@ -52,8 +50,3 @@ def decode_sealed(kind: type[T], body: bytes) -> T:
         return decode(kind, told + b"}")
     except LedgerError as error:
         raise DamagedRecordError(str(error)) from None
-
-
-@cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
