@@ -32,8 +32,8 @@ sites. The batch step waits this long, so that the other nodes are free for the 
 DRAIN_S = 600.0
 """Sidecars may finish their work for so long after the ranks are over. Where Slurm itself ends the
 job it leaves them less, its KillWait."""
-DEAD_NODE_DRAIN_S = 3.0
-"""Without the part of the node that is gone there is little to finish."""
+DEAD_NODE_DRAIN_S = 1.0
+"""After the patience above: without the part of the node that is gone, little can be finished."""
 TIMED_OUT_DRAIN_S = 30.0
 """At the time limit that the batch step keeps itself: as long as Slurm waits at most sites."""
 
@@ -153,21 +153,26 @@ def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> in
         return _last_word(ledger, job, placement, Ended(code=leave, words=words))
     environment = _environment(job, placement)
     sidecars = None if job.sidecar is None else _sidecars(job, placement, environment)
-    drain_s = DRAIN_S
+    code = None
     try:
         ended = _launch(ledger, job, placement, signals, environment=environment, sidecars=sidecars)
         if signals.ended_by is not None and ended.code != 0:
             words = f"ended by {signals.ended_by.name}\n{ended.words}".strip()
             ended = Ended(code=ended.code, rank=ended.rank, node=ended.node, words=words)
         code = _last_word(ledger, job, placement, ended)
-        if ended.timed_out:
-            drain_s, code = TIMED_OUT_DRAIN_S, TIMED_OUT
-        elif code == ExitCode.PEER_LOST:
-            drain_s = DEAD_NODE_DRAIN_S
+        code = TIMED_OUT if ended.timed_out else code
     finally:
         if sidecars is not None:
-            sidecars.finish(drain_s)
+            _end(sidecars, code)
     return code
+
+
+def _end(sidecars: Sidecars, code: int | None) -> None:
+    """Let the sidecars of a job that leaves with `code` do what they still can."""
+    if code == ExitCode.PEER_LOST:
+        sidecars.abandon(DEAD_NODE_DRAIN_S)
+    else:
+        sidecars.finish(TIMED_OUT_DRAIN_S if code == TIMED_OUT else DRAIN_S)
 
 
 def _environment(job: JobDescription, placement: Placement) -> dict[str, str]:

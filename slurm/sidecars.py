@@ -25,7 +25,7 @@ from storage.job import JobDescription
 _POLL_S = 0.1
 _STEADY_S = 60.0
 _TELL_EVERY_S = 5.0
-_KILL_PATIENCE_S = 2.0
+_KILL_PATIENCE_S = 1.0
 _MAX_NAMED = 8
 
 
@@ -201,6 +201,7 @@ class Sidecars:
         self._thread = threading.Thread(target=self._watch, name="sidecars", daemon=True)
 
     def start(self) -> None:
+        self._awaited = set(self._nodes)
         self._thread.start()
 
     def tell(self) -> None:
@@ -212,13 +213,24 @@ class Sidecars:
 
         Returns whether all of them had done their work.
         """
-        if not self._thread.is_alive() and not self._awaited:
-            return True
-        self._say(f"the ranks are over; at most {limit_s:g} s are left for {_spell(self._awaited)}")
         self.tell()
-        self._thread.join(limit_s)
-        self._stopped.set()
-        self._thread.join()
+        return self._end_after(limit_s, why="the ranks are over")
+
+    def abandon(self, patience_s: float) -> None:
+        """End them so soon, whatever they do: a node is gone, and its part with it.
+
+        They are not told before. srun gives a signal to all nodes, and would be busy with the dead
+        one when those that live are to be killed.
+        """
+        self._end_after(patience_s, why="a node is gone")
+
+    def _end_after(self, limit_s: float, *, why: str) -> bool:
+        if self._awaited:
+            self._say(f"{why}; at most {limit_s:g} s are left for {_spell(self._awaited)}")
+        if self._thread.is_alive():
+            self._thread.join(limit_s)
+            self._stopped.set()
+            self._thread.join()
         if not self._awaited:
             return True
         self._say(f"not done after {limit_s:g} s on {_spell(self._awaited)}; killing them")
@@ -227,7 +239,6 @@ class Sidecars:
 
     def _watch(self) -> None:
         started, brief, told_at = time.monotonic(), 0, float("-inf")
-        self._awaited = set(self._nodes)
         self._start(self._nodes)
         while self._awaited and not self._stopped.wait(_POLL_S):
             self._note_ends()

@@ -20,7 +20,7 @@ def run(context: JobContext, leave: threading.Event) -> None:
     job, node = context.job, context.identity.node
     begun = Path(job.folder, f"begun.{node}")
     with begun.open("a") as pids:
-        pids.write(f"{os.getpid()} {os.getppid()} {len(os.sched_getaffinity(0))}\n")
+        pids.write(f"{os.getpid()} {os.getppid()}\n")
     if node in job.payload.get("broken", ()):
         raise RuntimeError("the sidecar is broken")
     Path(job.folder, f"identity.{node}").write_bytes(encode(context.identity))

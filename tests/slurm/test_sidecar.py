@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from slurm.cluster import JobState
+from slurm.devcluster import DevCluster
 from slurm.job_logs import sidecars_log
-from slurm.sidecar import FIRST_PAUSE_S, LAST_PAUSE_S, pause_s
-from slurm.sidecars import LocalGuards, Sidecars
+from slurm.sidecar import FIRST_PAUSE_S, LAST_PAUSE_S, LEAVING, pause_s
+from slurm.sidecars import LocalGuards, Sidecars, SrunGuards, guard_step_command
 from storage.job import JobDescription
 from storage.records import ExitCode
 from tests.slurm.jobs import ENTRIES, Workplace, logs, wait_for, wait_for_file
@@ -30,11 +31,11 @@ def with_sidecar(job: JobDescription) -> JobDescription:
     return replace(job, sidecar="sidecar_entries")
 
 
-def begun(job: JobDescription, node: str) -> list[tuple[int, int, int]]:
-    """Of each sidecar that ran on the node: its process, its guard's, and how many cores it had."""
+def begun(job: JobDescription, node: str) -> list[tuple[int, int]]:
+    """Of each sidecar that ran on the node: its process, and its guard's."""
     path = job.folder / f"begun.{node}"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [(int(pid), int(guard), int(cores)) for pid, guard, cores in map(str.split, lines)]
+    return [(int(pid), int(guard)) for pid, guard in map(str.split, lines)]
 
 
 def wait_for_begin(job: JobDescription, node: str, *, times: int = 1) -> None:
@@ -49,9 +50,7 @@ def is_running(pid: int) -> bool:
 
 
 @contextmanager
-def watched(
-    job: JobDescription, *nodes: str, pythonpath: str = ""
-) -> Iterator[tuple[JobDescription, Sidecars]]:
+def watched(job: JobDescription, *nodes: str) -> Iterator[tuple[JobDescription, Sidecars]]:
     """The sidecars of a job of which nothing else runs."""
     job = with_sidecar(job)
     job.write(job.folder / "job.json")
@@ -104,7 +103,7 @@ def test_a_node_has_one_sidecar_that_knows_its_place_and_loads_nothing_heavy(
 def test_a_sidecar_that_is_killed_is_started_again(here: Workplace) -> None:
     with watched(here.job(), "local1") as (job, sidecars):
         wait_for_begin(job, "local1")
-        ((pid, guard, _),) = begun(job, "local1")
+        ((pid, guard),) = begun(job, "local1")
         os.kill(pid, signal.SIGKILL)
         wait_for_begin(job, "local1", times=2)
         assert begun(job, "local1")[1][1] == guard
@@ -116,7 +115,7 @@ def test_a_sidecar_that_is_killed_is_started_again(here: Workplace) -> None:
 def test_a_sidecar_ends_with_its_guard_and_another_guard_is_started(here: Workplace) -> None:
     with watched(here.job(), "local1") as (job, sidecars):
         wait_for_begin(job, "local1")
-        ((pid, guard, _),) = begun(job, "local1")
+        ((pid, guard),) = begun(job, "local1")
         os.kill(guard, signal.SIGKILL)
         wait_for(lambda: not is_running(pid), what="the end of the orphan")
         wait_for_begin(job, "local1", times=2)
@@ -208,6 +207,148 @@ def test_a_job_without_a_sidecar_has_nothing_of_it(here: Workplace) -> None:
     here.submit(job)
     here.wait_for_end(job)
     assert not list(job.folder.glob("sidecar*"))
+
+
+@pytest.mark.slurm
+def test_steps_run_side_by_side_and_whoever_is_killed_is_started_again_on_its_node(
+    there: Workplace,
+) -> None:
+    job = with_sidecar(there.job(nodes=2, ranks=2, part="go"))
+    there.submit(job, node_list=("n1", "n2"), memory_per_node="900M", gpus_per_node=2)
+    for rank in range(4):
+        wait_for_file(job.folder / f"waiting.{rank}")
+    for node in ("n1", "n2"):
+        wait_for_file(job.folder / f"modules.{node}")
+    for victim in (0, 1):
+        os.kill(begun(job, "n2")[-1][victim], signal.SIGKILL)
+        wait_for_begin(job, "n2", times=victim + 2)
+    assert there.look(job).state is JobState.RUNNING
+    (job.folder / "go").touch()
+    seen = there.wait_for_end(job)
+    assert there.exit(job).code == ExitCode.DONE, logs(job)
+    assert (seen.raw_state, seen.exit_code) == ("COMPLETED", "0:0")
+    first, second, third = begun(job, "n2")
+    assert first[1] == second[1] != third[1]
+    assert len(begun(job, "n1")) == 1, logs(job)
+    for index, node in enumerate(("n1", "n2")):
+        assert (job.folder / f"done.{node}").exists(), logs(job)
+        identity = json.loads((job.folder / f"identity.{node}").read_bytes())
+        assert (identity["rank"], identity["world_size"]) == (index, 2)
+
+
+@pytest.mark.slurm
+def test_sidecars_on_slurm_finish_their_work_after_a_rank_was_killed(there: Workplace) -> None:
+    job = with_sidecar(there.job(nodes=2, ranks=1, part="killed", rank=1, work_s=3.0))
+    there.submit(job, node_list=("n3", "n4"), memory_per_node="900M")
+    wait_for_file(job.folder / "told.n4")
+    assert (there.exit(job).code, there.exit(job).node) == (137, "n4"), "written before"
+    assert there.look(job).state is JobState.RUNNING
+    seen = there.wait_for_end(job)
+    assert seen.raw_state == "FAILED"
+    for node in ("n3", "n4"):
+        assert (job.folder / f"done.{node}").exists(), logs(job)
+        assert len(begun(job, node)) == 1, logs(job)
+
+
+@pytest.mark.slurm
+def test_a_cancelled_job_leaves_its_sidecars_what_slurm_leaves_the_job(there: Workplace) -> None:
+    job = with_sidecar(there.job(nodes=2, ranks=1, part="wait", work_s=1.0, stays=["n2"]))
+    job_id = there.submit(job, node_list=("n1", "n2"), memory_per_node="900M")
+    for rank, node in enumerate(("n1", "n2")):
+        wait_for_file(job.folder / f"waiting.{rank}")
+        wait_for_begin(job, node)
+    there.cluster.cancel(job_id=job_id, token=job.intent.token)
+    seen = there.wait_for_end(job)
+    assert seen.raw_state.startswith("CANCELLED"), logs(job)
+    assert there.exit(job).code == ExitCode.RESUME
+    assert (job.folder / "told.n2").exists(), logs(job)
+    assert (job.folder / "done.n1").exists(), logs(job)
+    wait_for(lambda: processes_of(job) == [], what="the end of the sidecars")
+
+
+@pytest.mark.slurm
+def test_the_sidecars_of_nodes_that_live_hold_nobody_up_when_one_is_gone(
+    there: Workplace, dev_cluster: DevCluster
+) -> None:
+    job = with_sidecar(there.job(nodes=2, ranks=1, stays=["n3"]))
+    job = replace(job, entry="peer_entries")
+    there.submit(job, node_list=("n3", "n4"), memory_per_node="900M")
+    for rank, node in enumerate(("n3", "n4")):
+        wait_for_file(job.folder / f"pid.{rank}")
+        wait_for_begin(job, node)
+    dev_cluster.cut("n4")
+    try:
+        wait_for(lambda: not is_running(begun(job, "n3")[0][0]), what="the end of the sidecar")
+        assert there.exit(job).code == ExitCode.PEER_LOST
+        said = sidecars_log(job.folder).read_text()
+        assert "a node is gone" in said
+        assert "killing them" in said
+    finally:
+        dev_cluster.heal("n4")
+
+
+def test_srun_is_told_everything_by_name(here: Workplace) -> None:
+    job = replace(
+        here.job(nodes=2, ranks=4),
+        cpus_per_rank=3,
+        srun_options=("--mpi=none",),
+        rank_prefix=("apptainer", "exec"),
+        rank_python="python3",
+    )
+    command = guard_step_command(job, ["n1", "n2"], leaving=True)
+    for argument in (
+        "--overlap",
+        "--nodes=2",
+        "--nodelist=n1,n2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=12",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        f"--output={job.folder}/sidecar.%N.log",
+    ):
+        assert argument in command
+    path = str(job.folder / "job.json")
+    ranks = ["apptainer", "exec", "python3", "-P", "-m", "slurm.sidecar", path, LEAVING]
+    assert command[-len(ranks) :] == ranks
+
+
+@pytest.fixture
+def srun(here: Workplace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for srun, which is written by the test."""
+    path = here.workdir / "bin" / "srun"
+    path.parent.mkdir()
+    path.touch(0o755)
+    monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        ("exit 0", {"n1": 0, "n2": 0}),
+        ("echo 'srun: error: n2: task 1: Killed' >&2; exit 137", {"n1": 0, "n2": 137}),
+        ("echo 'srun: error: n[1-2]: tasks 0-1: Killed' >&2; exit 137", {"n1": 137, "n2": 137}),
+        ("echo 'srun: error: n1: task 0: Exited with exit code 70' >&2; exit 70", {"n1": 70}),
+        ("echo 'srun: error: n2: task 1: Killed' >&2; kill -9 $$", {"n1": 137, "n2": 137}),
+        ("echo 'srun: error: Unable to create step' >&2; exit 1", {"n1": 1, "n2": 1}),
+        ("echo 'srun: error: task 0 launch failed: no IO' >&2", {"n1": 1, "n2": 1}),
+    ],
+)
+def test_it_is_known_which_nodes_have_lost_their_guard(
+    here: Workplace, srun: Path, script: str, ends: dict[str, int]
+) -> None:
+    srun.write_text(f"#!/bin/sh\n{script}\n")
+    job = here.job(nodes=2)
+    job.folder.mkdir(parents=True)
+    guards = SrunGuards(job, logs=job.folder, environment=os.environ)
+    guards.start(["n1", "n2"], leaving=False)
+    seen: dict[str, int] = {}
+    wait_for(lambda: seen.update(guards.ended()) or len(seen) == 2, what="both ends")
+    assert seen == {"n1": 0, "n2": 0, **ends}
+    assert not guards.ended()
 
 
 def test_pauses_grow_and_have_an_end() -> None:
