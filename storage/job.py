@@ -60,6 +60,11 @@ class JobDescription:
         temporary.replace(path)
 
     @property
+    def metrics_file(self) -> Path:
+        """Where the trainer's rank 0 writes its curve, a JSON line for each logged step."""
+        return self.folder / "metrics.jsonl"
+
+    @property
     def keys(self) -> RunKeys:
         return RunKeys(prefix=self.store.prefix, run=self.intent.run)
 

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from storage.checkpoint_records import SaveFacts
 from storage.checkpoints.layout import Layout, TensorLayout, ValueLayout
 from storage.errors import CheckpointError
+from storage.job import JobDescription
 from storage.records import decode, encode
 
 ROOT = Path("/dev/shm")
@@ -88,6 +91,26 @@ class Outcome:
     durable_s: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Checkpoint:
+    """Of the trainer's payload, what those beside the ranks have to know."""
+
+    buffer_dir: Path = ROOT
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train:
+    checkpoint: _Checkpoint = _Checkpoint()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Payload:
+    train: _Train = _Train()
+
+
+_PAYLOAD = TypeAdapter(_Payload)
+
+
 class BufferFolder:
     """The shared memory of one job on one node."""
 
@@ -98,6 +121,12 @@ class BufferFolder:
     def of(cls, *, token: str, node: str, root: Path = ROOT) -> BufferFolder:
         """The folder of the job with this token; nodes may be simulated ones of one host."""
         return cls(root / f"headrace-{os.getuid()}" / token / node)
+
+    @classmethod
+    def of_job(cls, job: JobDescription, *, node: str) -> BufferFolder:
+        """The same for the ranks and for the flusher, below the folder that the payload names."""
+        root = _PAYLOAD.validate_python(job.payload).train.checkpoint.buffer_dir
+        return cls.of(token=job.intent.token, node=node, root=root)
 
     def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -42,7 +42,7 @@ NICENESS = 5
 def run(context: JobContext, leave: threading.Event) -> None:
     """The sidecar of a training job: works until `leave` is set and nothing is left to be sent."""
     os.nice(NICENESS)
-    folder = BufferFolder.of(token=context.job.intent.token, node=context.identity.node)
+    folder = BufferFolder.of_job(context.job, node=context.identity.node)
     with folder.held(), folder.flushing():
         for left in folder.remove_leftovers(now_s=time.time()):
             _say(f"removed checkpoint buffers that an earlier job left in {left}")
@@ -56,6 +56,7 @@ class Flusher:
     def __init__(self, context: JobContext, folder: BufferFolder, leave: threading.Event) -> None:
         self._ledger = context.ledger
         self._intent = context.job.intent
+        self._curve = context.job.metrics_file
         self._folder = folder
         self._leave = leave
         self._sending: dict[int, Future[None]] = {}
@@ -143,7 +144,20 @@ class Flusher:
             deadline_s=COMMIT_DEADLINE_S,
             patience_s=lambda: LAST_PATIENCE_S if self._leave.is_set() else float("inf"),
         )
+        self._send_curve()
         commit_parts(self._ledger, self._intent, sealed.facts, parts)
+
+    def _send_curve(self) -> None:
+        """So that a curve cut at a commit has no gap. It may be further on, and is never behind.
+
+        Only whole lines count: rank 0 may be writing one.
+        """
+        try:
+            body = self._curve.read_bytes()
+        except FileNotFoundError:
+            return
+        key = self._ledger.keys.metrics(self._intent.stage, self._intent.attempt)
+        self._ledger.store.put(key, body[: body.rfind(b"\n") + 1])
 
     def _insist(self, act: Callable[[], None], what: str) -> None:
         """Again until the store takes it: training goes on meanwhile, and saves are skipped."""

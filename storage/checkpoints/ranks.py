@@ -102,6 +102,32 @@ class Ranks:
                     ) from error
         return self._broadcast(outcome, raised)
 
+    def from_late_all(
+        self, produce: Callable[[], T], *, name: str, timeout_s: float
+    ) -> tuple[T, ...]:
+        """As `from_all`, for work that may take longer than the process group's time-out.
+
+        Each waits for the last one beside the collectives, under a `name` that is used once.
+        """
+        outcome, raised = self._try(produce)
+        if not self._alone:
+            beside = _get_default_store()
+            if beside.add(name, 1) == self.world_size:
+                beside.set(f"{name}/all", "ready")
+            try:
+                beside.wait([f"{name}/all"], timedelta(seconds=timeout_s))
+            except RuntimeError as error:
+                if raised is not None:
+                    raise raised from None
+                raise CheckpointError(
+                    f"not all ranks came to {name} within {timeout_s:g} s: {error}"
+                ) from error
+
+        def told() -> T:
+            return _value(outcome, raised)
+
+        return self.from_all(told)
+
     def from_all(self, produce: Callable[[], T]) -> tuple[T, ...]:
         """What `produce` returned on each rank, in the order of the ranks."""
         outcome, raised = self._try(produce)
