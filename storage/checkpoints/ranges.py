@@ -29,7 +29,9 @@ DIRECT_BYTES = 4 * 2**20
 REQUEST_BYTES = 512 * 2**10
 """A request costs about as much as so many bytes: no longer gap is read to save one."""
 SPARE = 32
-"""One part in so many of what a rank reads may be gaps between boxes."""
+"""One byte in so many that a rank wants may be read beside them, to save requests."""
+SPARE_BYTES = 64 * 2**10
+"""A rank that wants next to nothing may read so much beside it all the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +160,9 @@ class Requests:
 
     def all(self) -> list[Request]:
         """Every request, in the order of files and bytes."""
-        requests = [*self.direct, *join(self._small, wanted_bytes=self._wanted_bytes)]
+        direct_bytes = sum(request.end - request.start for request in self.direct)
+        small = join(self._small, wanted_bytes=self._wanted_bytes, direct_bytes=direct_bytes)
+        requests = [*self.direct, *small]
         return sorted(requests, key=lambda request: (request.file, request.start))
 
     def _add_run(
@@ -183,7 +187,6 @@ class Requests:
             self._add_small(piece(start, inner_start), inner_start - first)
         if inner_end < end:
             self._add_small(piece(inner_end, end), last - inner_end)
-        self._wanted_bytes += inner_end - inner_start
 
     def _add_box(self, item: ReadItem, stored: Stored) -> None:
         first, last = _extent(item, stored.chunk)
@@ -221,11 +224,13 @@ def boxes(item: ReadItem, chunk: Chunk) -> Iterator[ReadItem]:
         yield from boxes(part, chunk) if rows == 1 else (part,)
 
 
-def join(pieces: dict[str, list[Piece]], *, wanted_bytes: int) -> Iterator[Request]:
+def join(
+    pieces: dict[str, list[Piece]], *, wanted_bytes: int, direct_bytes: int
+) -> Iterator[Request]:
     """Requests for pieces that are read through a buffer, by file.
 
-    Neighbours share a request as long as the gaps that are read for nothing stay a small part of
-    what is wanted; the shortest gaps go first, for each saves one request.
+    Neighbours share a request as long as what is read for nothing stays a small part of what the
+    rank wants, here and directly; the shortest gaps go first, for each saves one request.
     """
     ordered = {
         file: sorted(each, key=lambda piece: (piece.file_start, piece.file_end))
@@ -237,7 +242,8 @@ def join(pieces: dict[str, list[Piece]], *, wanted_bytes: int) -> Iterator[Reque
         for number, piece in enumerate(each[1:], 1):
             gaps.append((max(0, piece.file_start - end), file, number))
             end = max(end, piece.file_end)
-    budget = max(wanted_bytes // SPARE, REQUEST_BYTES)
+    read = sum(piece.file_end - piece.file_start for each in pieces.values() for piece in each)
+    budget = max((wanted_bytes + direct_bytes) // SPARE - (read - wanted_bytes), SPARE_BYTES)
     bridged: set[tuple[str, int]] = set()
     for gap, file, number in sorted(gaps):
         budget -= gap
