@@ -39,6 +39,20 @@ class Loading:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reading:
+    """`checkpoints/readers/<id>.json`: the marker of a reader that is no attempt.
+
+    Nothing ends such a reader on record, so it holds for `valid_s` seconds after it was last put,
+    by the store's clock.
+    """
+
+    refs: tuple[CommitRef, ...]
+    who: str
+    valid_s: float
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileRecord:
     """One object of a save: its key, size and CRC64-NVME (base64, as S3 writes it)."""
 

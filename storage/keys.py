@@ -112,6 +112,11 @@ class RunKeys:
         return f"{self.quarantine}{step:012d}.{attempt:04d}.{save}/{host}.json"
 
     @property
+    def readers(self) -> str:
+        """Markers of those who read checkpoints outside a job; they expire unless renewed."""
+        return f"{self.root}/checkpoints/readers/"
+
+    @property
     def sweeps(self) -> str:
         return f"{self.root}/checkpoints/sweeps/"
 

@@ -41,9 +41,9 @@ def inputs(ledger: Ledger, spec: RetentionSpec) -> Mapping[str, Any]:
 
     Those that were swept go on counting, by their journals, or each sweep would call for another.
     """
-    inventory = take(ledger)
-    swept = {ref for journal in inventory.journals for ref in journal.refs}
     now, grace = ledger.store.now(), timedelta(seconds=spec.grace_s)
+    inventory = take(ledger, now=now)
+    swept = {ref for journal in inventory.journals for ref in journal.refs}
     commits = swept | {commit.ref for commit in inventory.commits}
     aged = swept | {one.ref for one in inventory.commits if now - one.written_at >= grace}
     return {"retention": spec, "commits": sorted(commits), "past_grace": sorted(aged)}

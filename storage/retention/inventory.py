@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from storage.attempts import Attempt
-from storage.checkpoint_records import Commit, CommitRef, Loading, SweepJournal
+from storage.checkpoint_records import Commit, CommitRef, Loading, Reading, SweepJournal
 from storage.checkpoints.commits import (
+    UnreadableCommit,
     commit_place,
     look_at_commit,
     read_journals,
     read_loading,
     read_pins,
 )
-from storage.checkpoints.lineage import counting
+from storage.checkpoints.lineage import Place, counting, poisoned
+from storage.checkpoints.quarantine import quarantined
 from storage.ledger import Ledger
 from storage.object_store import ObjectInfo
-from storage.records import Stage
+from storage.records import Stage, decode
 from storage.retention.policy import StoredCommit
 
 _SAVE_OBJECT = re.compile(r"(\d{4,})/(\d{12})\.([^/]+)/.+")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Marker:
+    """What a reader outside a job put, and whether it still holds."""
+
+    key: str
+    reading: Reading
+    holds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """Commits, the objects of every save, and the records that say what they are worth."""
+    """Commits, the objects of every save, and the records that say what they are worth.
+
+    `doubted` are commits that stand in quarantine or may be poison, `unreadable` the places of
+    those that were damaged themselves.
+    """
 
     commits: tuple[StoredCommit, ...]
     saves: Mapping[CommitRef, tuple[ObjectInfo, ...]]
@@ -34,17 +50,20 @@ class Inventory:
     journals: tuple[SweepJournal, ...]
     pins: tuple[CommitRef, ...]
     loading: Mapping[int, Loading]
+    markers: tuple[Marker, ...] = ()
+    doubted: Mapping[CommitRef, str] = field(default_factory=dict)
+    unreadable: frozenset[Place] = frozenset()
 
     @property
     def size_bytes(self) -> int:
         return sum(info.size_bytes for objects in self.saves.values() for info in objects)
 
 
-def take(ledger: Ledger, *, without_sweep: str | None = None) -> Inventory:
+def take(ledger: Ledger, *, now: datetime, without_sweep: str | None = None) -> Inventory:
     """Looks once. `without_sweep` leaves out the journal of a sweep that is still deciding.
 
     Data are listed before commits are read: so a save seen here without its commit was not
-    committed even later than that.
+    committed even later than that. `now` is by the store's clock.
     """
     saves = _saves(ledger)
     attempts = ledger.attempts(Stage.TRAIN)
@@ -53,23 +72,59 @@ def take(ledger: Ledger, *, without_sweep: str | None = None) -> Inventory:
         for attempt in attempts
         if (marker := read_loading(ledger, attempt.number)) is not None
     }
+    markers = tuple(_markers(ledger, now=now))
     journals = tuple(journal for journal in read_journals(ledger) if journal.sweep != without_sweep)
+    written_at, found = {}, []
+    for info in ledger.store.list(ledger.keys.commits):
+        place = commit_place(ledger, info.key)
+        commit = None if place is None else look_at_commit(ledger, step=place[0], attempt=place[1])
+        if place is not None and commit is not None:
+            written_at[place] = info.last_modified
+            found.append(commit)
+    doubted = {**poisoned(attempts, written_at), **quarantined(ledger)}
     return Inventory(
-        commits=tuple(_commits(ledger, attempts, journals)),
+        commits=tuple(
+            StoredCommit(
+                ref=commit.ref,
+                written_at=written_at[commit.step, commit.attempt],
+                size_bytes=commit.size_bytes,
+                counts=commit.ref not in doubted
+                and bool(counting([commit.ref], attempts, journals)),
+            )
+            for commit in found
+            if isinstance(commit, Commit)
+        ),
         saves=saves,
         attempts=attempts,
         journals=journals,
         pins=read_pins(ledger),
         loading=loading,
+        markers=markers,
+        doubted=doubted,
+        unreadable=frozenset(
+            (commit.step, commit.attempt)
+            for commit in found
+            if isinstance(commit, UnreadableCommit)
+        ),
     )
 
 
 def protected(inventory: Inventory) -> dict[CommitRef, str]:
     """Every checkpoint that must stay, with the reason; pure.
 
-    A reader is done with what it might have read once its resume record is there.
+    A reader is done with what it might have read once its resume record is there. What somebody
+    doubts stays until somebody decides: a suspicion deletes nothing.
     """
-    reasons: dict[CommitRef, str] = {}
+    reasons: dict[CommitRef, str] = {
+        ref: "its commit is damaged"
+        for ref in inventory.saves
+        if (ref.step, ref.attempt) in inventory.unreadable
+    }
+    reasons |= {ref: f"in doubt: {told}" for ref, told in inventory.doubted.items()}
+    for marker in inventory.markers:
+        if marker.holds:
+            who = marker.reading.who
+            reasons |= dict.fromkeys(marker.reading.refs, f"{who} is reading it")
     for attempt in inventory.attempts:
         number = attempt.number
         if attempt.end is not None:
@@ -93,19 +148,13 @@ def protected(inventory: Inventory) -> dict[CommitRef, str]:
     return reasons | dict.fromkeys(inventory.pins, "pinned")
 
 
-def _commits(
-    ledger: Ledger, attempts: tuple[Attempt, ...], journals: tuple[SweepJournal, ...]
-) -> Iterator[StoredCommit]:
-    for info in ledger.store.list(ledger.keys.commits):
-        place = commit_place(ledger, info.key)
-        commit = None if place is None else look_at_commit(ledger, step=place[0], attempt=place[1])
-        if isinstance(commit, Commit):
-            yield StoredCommit(
-                ref=commit.ref,
-                written_at=info.last_modified,
-                size_bytes=commit.size_bytes,
-                counts=bool(counting([commit.ref], attempts, journals)),
-            )
+def _markers(ledger: Ledger, *, now: datetime) -> Iterator[Marker]:
+    for info in ledger.store.list(ledger.keys.readers):
+        body = ledger.store.get_if_exists(info.key)
+        if body is not None:
+            reading = decode(Reading, body)
+            expires_at = info.last_modified + timedelta(seconds=reading.valid_s)
+            yield Marker(key=info.key, reading=reading, holds=now <= expires_at)
 
 
 def _saves(ledger: Ledger) -> dict[CommitRef, tuple[ObjectInfo, ...]]:

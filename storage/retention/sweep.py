@@ -61,14 +61,15 @@ def run(context: JobContext) -> Mapping[str, Any]:
 def sweep(ledger: Ledger, retention: RetentionSpec, *, sweep_id: str) -> Sweep:
     """Deletes what the retention spec does not keep, of this run alone."""
     now = ledger.store.now()
-    first = take(ledger)
+    first = take(ledger, now=now)
+    _forget(ledger, first)
     planned = {verdict.ref for verdict in judge(first, retention, now=now) if not verdict.keep}
     if not planned:
         return _report(ledger, first, judge(first, retention, now=now), failures=())
     fresh = planned - journaled(first.journals)
     if fresh:
         _journal(ledger, sweep_id, fresh)
-    second = take(ledger, without_sweep=sweep_id)
+    second = take(ledger, now=now, without_sweep=sweep_id)
     verdicts = tuple(
         verdict
         if verdict.keep or verdict.ref in planned
@@ -112,6 +113,11 @@ def judge(inventory: Inventory, retention: RetentionSpec, *, now: datetime) -> t
         size_bytes = sum(info.size_bytes for info in objects)
         rest.append(Verdict(ref=ref, size_bytes=size_bytes, keep=keep, reason=reason))
     return (*committed, *rest)
+
+
+def _forget(ledger: Ledger, inventory: Inventory) -> None:
+    """Removes the markers of readers that died; a living one would put its own again."""
+    ledger.store.delete(marker.key for marker in inventory.markers if not marker.holds)
 
 
 def _journal(ledger: Ledger, sweep_id: str, refs: Iterable[CommitRef]) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.checkpoint_records import Commit, CommitRef, FileRecord, Loading, Resume
+from storage.checkpoint_records import Commit, CommitRef, FileRecord, Loading, Reading, Resume
 from storage.checkpoints.commits import counting_commits, loading_key, newest_commit
+from storage.checkpoints.quarantine import acquit, condemn
+from storage.checkpoints.reading import reading
 from storage.checkpoints.sealing import encode_sealed
-from storage.errors import StoreError
+from storage.errors import CheckpointError, StoreError
 from storage.job import JobContext, JobDescription
 from storage.keys import RunKeys
 from storage.ledger import Ledger
@@ -72,9 +76,9 @@ class Run:
             self.end(intent)
         return intent
 
-    def end(self, intent: Intent) -> None:
+    def end(self, intent: Intent, kind: Kind = Kind.DONE) -> None:
         record = End(
-            diagnosis=Diagnosis(kind=Kind.DONE),
+            diagnosis=Diagnosis(kind=kind),
             decision=Decision(action=Action.DONE, reason="test"),
             by="test",
             nonce="n",
@@ -240,6 +244,123 @@ def test_an_object_of_an_unknown_form_is_nobody_s_to_delete(demo: Run) -> None:
     demo.store.put(foreign, b"mine")
     demo.sweep()
     assert demo.store.head(foreign) is not None
+
+
+def test_a_quarantined_checkpoint_stays_and_does_not_count_among_the_newest_two(demo: Run) -> None:
+    demo.attempt(1)
+    _, _, doubted, _ = demo.saved(10, 20, 30, 40)
+    condemn(demo.ledger, doubted, host="login1", fault="bad CRC")
+    done = sweep(demo.ledger, KEEP_TWO, sweep_id="s1")
+    assert {verdict.ref.step for verdict in done.deleted} == {10}
+    (reason,) = [verdict.reason for verdict in done.kept if verdict.ref == doubted]
+    assert reason == "in doubt: a verify on login1 found: bad CRC"
+    acquit(demo.ledger, doubted)
+    assert {ref.step for ref in demo.sweep("s2")} == {20}
+
+
+def test_what_may_be_poison_stays_and_does_not_count_among_the_newest_two(demo: Run) -> None:
+    demo.attempt(1, ended=True)
+    *_, poison = demo.saved(10, 20, 30)
+    for number in (2, 3, 4):
+        demo.end(demo.attempt(number, source=poison), kind=Kind.NUMERIC)
+    done = sweep(demo.ledger, KEEP_TWO, sweep_id="s1")
+    assert done.deleted == ()
+    assert "attempts 2 (numeric), 3 (numeric), 4 (numeric) loaded it" in done.kept[0].reason
+
+
+def test_a_damaged_commit_never_makes_its_data_deletable(demo: Run) -> None:
+    demo.attempt(1, ended=True)
+    damaged, *_ = demo.saved(10, 20, 30)
+    key = demo.keys.commit(1, step=damaged.step)
+    body = demo.store.get(key)
+    demo.store.put(key, body[:40] + b"?" + body[41:])
+    done = sweep(demo.ledger, KEEP_TWO, sweep_id="s1")
+    assert done.deleted == ()
+    (reason,) = [verdict.reason for verdict in done.kept if verdict.ref == damaged]
+    assert reason == "its commit is damaged"
+    assert demo.steps() == [10, 20, 30]
+
+
+def test_a_reader_outside_a_job_keeps_its_checkpoint_until_it_is_done(demo: Run) -> None:
+    demo.attempt(1, ended=True)
+    old, *_ = demo.saved(10, 20, 30)
+    with reading(demo.ledger, [old], who="verify by ann on login1") as standing:
+        assert standing == {old}
+        done = sweep(demo.ledger, KEEP_TWO, sweep_id="s1")
+        assert done.deleted == ()
+        assert done.kept[-1].reason == "verify by ann on login1 is reading it"
+    assert demo.sweep("s2") == {old}
+    with reading(demo.ledger, [old], who="late") as standing:
+        assert standing == frozenset()
+
+
+def test_a_reader_s_marker_is_put_before_the_journals_are_read(
+    demo: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweeper that journals in between sees the marker; one that did before is seen."""
+    demo.attempt(1, ended=True)
+    old, *_ = demo.saved(10, 20, 30)
+    listing = demo.store.list
+
+    def sweep_first(prefix: str) -> Iterator[Any]:
+        monkeypatch.undo()
+        if prefix == demo.keys.sweeps:
+            demo.sweep("s1")
+        return listing(prefix)
+
+    monkeypatch.setattr(demo.store, "list", sweep_first)
+    with reading(demo.ledger, [old], who="me") as standing:
+        assert standing == {old}
+    assert demo.steps() == [10, 20, 30]
+
+
+def test_a_reader_that_comes_while_the_sweep_decides_keeps_its_checkpoint(
+    demo: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo.attempt(1, ended=True)
+    old, *_ = demo.saved(10, 20, 30)
+    with ExitStack() as readers:
+        at_journal(
+            demo, monkeypatch, lambda: readers.enter_context(reading(demo.ledger, [old], who="me"))
+        )
+        assert demo.sweep() == set()
+    assert [commit.step for commit in counting_commits(demo.ledger)] == [30, 20, 10]
+
+
+def test_a_marker_whose_reader_died_expires_and_one_that_lives_is_renewed(demo: Run) -> None:
+    demo.attempt(1, ended=True)
+    old, *_ = demo.saved(10, 20, 30)
+    dead = Reading(refs=(old,), who="dead", valid_s=-60.0, at=AT)
+    demo.store.put(f"{demo.keys.readers}dead.json", encode(dead))
+    with reading(demo.ledger, [old], who="alive", valid_s=5.0):
+        assert demo.sweep("s1") == set()
+        (marker,) = demo.store.list(demo.keys.readers)
+        deadline = time.monotonic() + 60
+        while demo.store.head(marker.key) == marker and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert demo.store.head(marker.key) != marker
+    assert demo.sweep("s2") == {old}
+    assert list(demo.store.list(demo.keys.readers)) == []
+
+
+def test_a_reader_whose_marker_lapsed_is_told_so(
+    demo: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo.attempt(1)
+    (ref,) = demo.saved(10)
+    put = demo.store.put
+
+    def refused(key: str, body: Any) -> None:
+        if key.startswith(demo.keys.readers) and demo.store.head(key) is not None:
+            raise StoreError("down")
+        put(key, body)
+
+    monkeypatch.setattr(demo.store, "put", refused)
+    with (
+        pytest.raises(CheckpointError, match=r"may have been deleted meanwhile; .*: down"),
+        reading(demo.ledger, [ref], who="me", valid_s=0.1),
+    ):
+        time.sleep(0.3)
 
 
 def at_journal(demo: Run, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
