@@ -257,8 +257,7 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
     excluded = sorted({*spec.exclude, *resources.excluded} - {*resources.node_list})
     return {
         "job_name": job.intent.token,
-        "ntasks_per_node": resources.ranks_per_node,
-        "cpus_per_task": resources.cpus_per_rank,
+        **_tasks(resources),
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": resources.memory_per_node,
         "partition": ",".join(spec.partitions) or None,
@@ -287,3 +286,15 @@ def _parameters(spec: ClusterSpec, job: JobDescription, resources: Resources) ->
             **({} if resources.elements == 1 else {"array": f"0-{resources.elements - 1}"}),
         },
     }
+
+
+def _tasks(resources: Resources) -> dict[str, int]:
+    """The CPUs of a node, as one task that the batch step divides where the nodes are a range.
+
+    Tasks a node make sbatch count the tasks of the least nodes, and Slurm then gives the job no
+    more nodes than that count: of 2-4 with one task each always 2.
+    """
+    ranks, cpus = resources.ranks_per_node, resources.cpus_per_rank
+    if resources.most_nodes is None:
+        return {"ntasks_per_node": ranks, "cpus_per_task": cpus}
+    return {"cpus_per_task": ranks * cpus}

@@ -213,9 +213,9 @@ def _allocate(
     lack = lack_of_nodes(order, seen, unit)
     if lack is not None:
         return _Failed(unit=unit, attempt=last, reason=lack)
-    pause = awaited(order, seen, unit)
+    pause = awaited(order, seen, unit, last=before)
     if pause is not None:
-        wait_s = min((pause.until - seen.now).total_seconds(), LONGEST_POLL_S)
+        wait_s = min((pause.until - seen.now).total_seconds(), pause.poll_s)
         return Busy(unit=unit, wait_s=wait_s, for_nodes=pause.words)
     why = Why.FIRST if before is None else Why.RESUMED if unit.resumes else Why.RETRIED
     step = Allocate(

@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tasks.attending import history_of
+from storage.attempts import Attempt
+from tasks.attending import LONGEST_POLL_S, history_of
 from tasks.context import Unit
 from tasks.exclusions import Exclusion
 from tasks.situation import Order, Situation
 
 _NODES_TOLD = 12
+LEAVING_S = 60.0
+"""So long after an attempt's end its nodes may still be cleaned up. Slurm would start the next job
+without them."""
 
 
 def to_avoid(order: Order, seen: Situation, unit: Unit) -> tuple[str, ...]:
@@ -41,27 +45,32 @@ def most_to_ask(order: Order, seen: Situation, unit: Unit) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Until when a unit's next attempt waits for nodes to come back, and how that is told."""
+    """Until when an attempt is put off for want of nodes, and how often to look meanwhile."""
 
     until: datetime
     words: str
+    poll_s: float = LONGEST_POLL_S
 
 
-def awaited(order: Order, seen: Situation, unit: Unit) -> Pause | None:
+def awaited(order: Order, seen: Situation, unit: Unit, *, last: Attempt | None) -> Pause | None:
     """The pause before an attempt that would have fewer nodes than it takes; None where it is over.
 
     It is for nodes that failed: those of cluster.exclude stay out, and an unfit one was found so
-    by a validation that let the run go on.
+    by a validation that let the run go on. And it is for those that the `last` job is leaving.
     """
     if unit.most_nodes is None or order.replaces_nodes or unit.node_list:
         return None
+    return _for_failed(order, seen, unit, unit.most_nodes) or _for_leaving(seen, unit, last)
+
+
+def _for_failed(order: Order, seen: Situation, unit: Unit, most_nodes: int) -> Pause | None:
     known, left = _known(seen), _left(seen)
     out = {
         name: one
         for name, one in seen.excluded.items()
         if one.proven and one.since is not None and name in known
     }
-    if not out or len(left) >= unit.most_nodes:
+    if not out or len(left) >= most_nodes:
         return None
     newest = max(one.since for one in out.values() if one.since is not None)
     until = newest + timedelta(seconds=order.retry.wait_for_nodes_s)
@@ -69,9 +78,26 @@ def awaited(order: Order, seen: Situation, unit: Unit) -> Pause | None:
         return None
     return Pause(
         until=until,
-        words=f"{unit.name} waits for nodes: it takes up to {unit.most_nodes}, and {len(left)} of "
+        words=f"{unit.name} waits for nodes: it takes up to {most_nodes}, and {len(left)} of "
         f"{len(known)} are left ({_told(out)}); it goes on with fewer at {until:%H:%M:%S %Z} "
         "(retry.wait_for_nodes_s), or when a validation passes them (--force validate)",
+    )
+
+
+def _for_leaving(seen: Situation, unit: Unit, last: Attempt | None) -> Pause | None:
+    if last is None or last.end is None or seen.nodes is None:
+        return None
+    left = _left(seen)
+    usable = [node for node in seen.nodes if node.name in left]
+    is_leaving = any(node.raw_state.lower().startswith("completing") for node in usable)
+    until = last.end.at + timedelta(seconds=LEAVING_S)
+    has_enough = sum(node.idle for node in usable) >= unit.wanted_nodes
+    if not is_leaving or has_enough or seen.now >= until:
+        return None
+    return Pause(
+        until=until,
+        words=f"{unit.name} waits for nodes that attempt {last.number} is leaving",
+        poll_s=1.0,
     )
 
 

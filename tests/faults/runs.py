@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm.commands import SystemCommands
+from slurm.node_count import spell
 from slurm.spec import ClusterSpec, RetrySpec
 from slurm.submit import SlurmCluster
 from storage.attempts import Attempt
@@ -222,6 +223,7 @@ def make_run(
     on: tuple[str, ...],
     part: str = "wait",
     nodes: int = 1,
+    most_nodes: int | None = None,
     ranks_per_node: int = 1,
     time_limit_min: int = 10,
     faulty_until: int = 1,
@@ -238,7 +240,7 @@ def make_run(
     spec = ClusterSpec(
         **{
             "kind": "slurm",
-            "nodes": nodes,
+            "nodes": spell(nodes, most_nodes or nodes),
             "ranks_per_node": ranks_per_node,
             "slurm_conf": site.cluster.slurm_conf,
             "exclude": tuple(sorted(set(site.cluster.shape.nodes) - set(on))),
@@ -271,6 +273,7 @@ def make_run(
         entry="faulty",
         payload={"part": part, "faulty_until": faulty_until, **(payload or {})},
         nodes=nodes,
+        most_nodes=most_nodes,
         ranks_per_node=ranks_per_node,
         resumes=True,
     )

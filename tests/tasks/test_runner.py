@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm.spec import RetrySpec
 from storage.attempts import Attempt
 from storage.errors import StoreError
-from storage.records import Action, Cancel, ExitCode, Kind, Why
+from storage.records import Action, Cancel, ExitCode, Kind, Stage, StageRecord, Why
 from tasks.context import Unit
 from tasks.eyes import Eyes
 from tasks.failures import AttemptFailed, RunCancelled
@@ -325,3 +327,69 @@ def test_a_wish_for_the_end_is_heard_by_whoever_was_there(wish_at_s: float) -> N
     world.start_engine(1, delay_s=0.0)
     world.go_on()
     assert world.results[1]["u0"].done
+
+
+RANGE = (Unit(name="u0", entry="none", nodes=6, most_nodes=8),)
+WAIT_S = RetrySpec().wait_for_nodes_s
+
+
+def an_elastic_run(**fields: Any) -> tuple[World, Notebook]:
+    """Its first job fails by its node, n1, so that 7 nodes are left of the 8 that it takes."""
+    notebook = Notebook()
+    plan = one_engine(JobPlan(fate=Fate.NODE_FAIL))
+    return World(plan, FOLDER, eyes=notebook, units=RANGE, **fields), notebook
+
+
+def pause_s(world: World) -> float:
+    """How long after the first attempt's end the second was made."""
+    first, second = attempts(world)
+    assert first.end is not None
+    return (second.intent.created_at - first.end.at).total_seconds()
+
+
+@pytest.mark.parametrize("tick_s", [None, 60.0])
+def test_an_attempt_waits_for_a_failed_node_and_then_takes_what_is_left(
+    tick_s: float | None,
+) -> None:
+    """Whether its engine stays or looks in now and then."""
+    world, notebook = an_elastic_run(tick_s=tick_s)
+    world.run()
+    first, second = attempts(world)
+    assert (first.intent.nodes, first.intent.most_nodes) == (6, 8)
+    assert (second.intent.nodes, second.intent.most_nodes) == (6, 7)
+    assert second.intent.excluded == ("n1",)
+    assert WAIT_S <= pause_s(world) <= WAIT_S + 120
+    if tick_s is None:
+        assert len([words for words in notebook.said if "waits for nodes" in words]) == 1
+
+
+def test_a_node_that_passes_a_validation_meanwhile_ends_the_wait() -> None:
+    world, _ = an_elastic_run()
+
+    def validate() -> None:
+        row = {"node": "n1", "measures": {"disk": 1}}
+        record = StageRecord(
+            stage=Stage.VALIDATE,
+            fingerprint="v",
+            generation=0,
+            outputs={"healthy": ["n1"], "nodes": [row]},
+            attempts=(),
+            nonce="v",
+            at=world.time(),
+        )
+        world.open_ledger().claim_stage(record)
+
+    world.begin(validate, delay_s=100.0)
+    world.run()
+    _, second = attempts(world)
+    assert (second.intent.most_nodes, second.intent.excluded) == (8, ())
+    assert pause_s(world) < 200
+
+
+def test_a_person_can_end_a_run_that_waits_for_nodes() -> None:
+    world, notebook = an_elastic_run(may_fail=True)
+    notebook.world, notebook.cancel_at_s = world, 100.0
+    world.run()
+    assert isinstance(world.failures[0], RunCancelled)
+    assert len(attempts(world)) == 1
+    assert world.now_s < WAIT_S
