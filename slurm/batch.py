@@ -36,6 +36,10 @@ DEAD_NODE_DRAIN_S = 1.0
 """After the patience above: without the part of the node that is gone, little can be finished."""
 TIMED_OUT_DRAIN_S = 30.0
 """At the time limit that the batch step keeps itself: as long as Slurm waits at most sites."""
+_DRAINS_S: Mapping[int | None, float] = {
+    ExitCode.PEER_LOST: DEAD_NODE_DRAIN_S,
+    TIMED_OUT: TIMED_OUT_DRAIN_S,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +167,8 @@ def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> in
         code = TIMED_OUT if ended.timed_out else code
     finally:
         if sidecars is not None:
-            _end(sidecars, code)
+            sidecars.finish(_DRAINS_S.get(code, DRAIN_S))
     return code
-
-
-def _end(sidecars: Sidecars, code: int | None) -> None:
-    """Let the sidecars of a job that leaves with `code` do what they still can."""
-    if code == ExitCode.PEER_LOST:
-        sidecars.abandon(DEAD_NODE_DRAIN_S)
-    else:
-        sidecars.finish(TIMED_OUT_DRAIN_S if code == TIMED_OUT else DRAIN_S)
 
 
 def _environment(job: JobDescription, placement: Placement) -> dict[str, str]:
@@ -217,6 +213,8 @@ def _launch(
             return
         if _last_word(ledger, job, placement, ended) == ExitCode.PEER_LOST:
             signals.end_after(DEAD_NODE_PATIENCE_S)
+            if sidecars is not None:
+                sidecars.tell()
 
     if job.launcher != "local":
         return run_srun(

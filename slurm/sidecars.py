@@ -26,6 +26,9 @@ _POLL_S = 0.1
 _STEADY_S = 60.0
 _TELL_EVERY_S = 5.0
 _KILL_PATIENCE_S = 1.0
+_ASK_TIMEOUT_S = 5.0
+_NAME = "sidecar"
+_STEPS = "--format=%i|%j"
 _MAX_NAMED = 8
 
 
@@ -53,7 +56,7 @@ def guard_step_command(
         "--cpu-bind=none",
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--job-name=sidecar",
+        f"--job-name={_NAME}",
         "--export=ALL",
         "--input=none",
         "--open-mode=append",
@@ -122,6 +125,7 @@ class SrunGuards:
         self._job = job
         self._log = sidecars_log(logs)
         self._environment = environment
+        self._job_id = environment.get("SLURM_JOB_ID", "")
         self._step_of: dict[str, subprocess.Popen[bytes]] = {}
         self._blamed: set[subprocess.Popen[bytes]] = set()
         self._read = self._log.stat().st_size if self._log.exists() else 0
@@ -178,13 +182,35 @@ class SrunGuards:
             step.send_signal(number)
 
     def kill(self) -> None:
-        """srun takes SIGTERM for the wish to kill its tasks. A dead node may keep it from its end;
-        then it is the end of the job that takes what is left."""
+        """By srun, which takes SIGTERM for that wish, and by Slurm's controller: srun passes one
+        signal on after the other, and waits for a dead node with each."""
         self.signal(signal.SIGTERM)
+        listed = self._ask("squeue", "--noheader", "--steps", f"--jobs={self._job_id}", _STEPS)
+        ours = [step for step, _, name in (line.partition("|") for line in listed) if name == _NAME]
+        if ours:
+            self._ask("scancel", "--ctld", "--signal=KILL", *ours)
         deadline = time.monotonic() + _KILL_PATIENCE_S
         while any(step.poll() is None for step in self._steps) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self.signal(signal.SIGKILL)
+
+    def _ask(self, *command: str) -> list[str]:
+        """What one of Slurm's commands prints; nothing where it cannot be asked now."""
+        try:
+            with self._log.open("ab") as words:
+                done = subprocess.run(
+                    command,
+                    check=False,
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=words,
+                    text=True,
+                    timeout=_ASK_TIMEOUT_S,
+                )
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        return done.stdout.splitlines()
 
 
 class Sidecars:
@@ -213,20 +239,10 @@ class Sidecars:
 
         Returns whether all of them had done their work.
         """
-        self.tell()
-        return self._end_after(limit_s, why="the ranks are over")
-
-    def abandon(self, patience_s: float) -> None:
-        """End them so soon, whatever they do: a node is gone, and its part with it.
-
-        They are not told before. srun gives a signal to all nodes, and would be busy with the dead
-        one when those that live are to be killed.
-        """
-        self._end_after(patience_s, why="a node is gone")
-
-    def _end_after(self, limit_s: float, *, why: str) -> bool:
         if self._awaited:
-            self._say(f"{why}; at most {limit_s:g} s are left for {_spell(self._awaited)}")
+            left = f"at most {limit_s:g} s are left for {_spell(self._awaited)}"
+            self._say(f"the ranks are over; {left}")
+        self.tell()
         if self._thread.is_alive():
             self._thread.join(limit_s)
             self._stopped.set()
