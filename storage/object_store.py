@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    FlexibleChecksumError,
-    HTTPClientError,
-    IncompleteReadError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
@@ -31,15 +26,19 @@ from storage.errors import ObjectMissing, StoreError
 from storage.s3_client import make_client
 from storage.spec import StoreSpec
 from storage.store_failures import Request, error_code, explain, is_missing
+from storage.transfers import pieces
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 Bytes = bytes | bytearray | memoryview
 
+T = TypeVar("T")
+
 DELETE_BATCH = 1000
 PART_BYTES = 32 * 2**20
 MAX_KEY_BYTES = 1024
+READ_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,14 @@ class _ConflictError(Exception):
     """The store could not decide a conditional write now and asks for another try."""
 
 
+class _BrokenBodyError(Exception):
+    """The body of an answer broke off after its headers had come; botocore tells why."""
+
+    def __init__(self, cause: BotoCoreError) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+
 class ObjectStore:
     """A bucket. Safe to share between threads, never across a fork: make another in the child."""
 
@@ -91,6 +98,8 @@ class ObjectStore:
         self.endpoint = spec.endpoint_url or f"AWS S3 in {spec.region}"
         self._pid = os.getpid()
         self._bucket_seen = False
+        self._bulk_made: S3Client | None = None
+        self._making_bulk = threading.Lock()
         with self.explained("open"):
             self._s3 = make_client(spec)
 
@@ -107,9 +116,20 @@ class ObjectStore:
             )
         return self._s3
 
+    @property
+    def _bulk(self) -> S3Client:
+        """The client for much data, which few processes need: made when it is."""
+        assert self.client
+        with self._making_bulk:
+            if self._bulk_made is None:
+                self._bulk_made = make_client(self.spec, bulk=True)
+            return self._bulk_made
+
     def close(self) -> None:
         """Closes idle connections; the store is of no use afterwards."""
         self.client.close()
+        if self._bulk_made is not None:
+            self._bulk_made.close()
 
     def get(self, key: str) -> bytes:
         """The whole object. Raises ObjectMissing."""
@@ -130,11 +150,40 @@ class ObjectStore:
             return b""
         body = self._read("get range of", key, Range=f"bytes={start}-{start + length - 1}")
         if len(body) != length:
-            raise StoreError(
-                f"{self._request('get range of', key)} failed: asked for {length} bytes from "
-                f"{start}, got {len(body)}; the object is shorter, or the store ignores Range"
-            )
+            raise self._too_short(key, start=start, length=length, found=len(body))
         return body
+
+    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
+        """Fills `into` with exactly the bytes from `start`: the cheap way to read much.
+
+        What was written before an error is of no use. The bytes are checked against no checksum;
+        that is for the caller, who knows it.
+
+        Raises:
+            ObjectMissing: there is no such object.
+            StoreError: the object is shorter, or the store failed.
+        """
+        if start < 0 or into.readonly:
+            raise ValueError(f"start {start} must not be negative, and `into` must be writable")
+        view = into.cast("B")
+        if not view:
+            return
+        span = f"bytes={start}-{start + len(view) - 1}"
+
+        def once() -> None:
+            answer = self._bulk.get_object(Bucket=self.bucket, Key=key, Range=span)
+            found = answer["ContentLength"]
+            is_range = answer["ResponseMetadata"]["HTTPStatusCode"] == 206 or start == 0
+            if found != len(view) or not is_range:
+                answer["Body"].close()
+                raise self._too_short(key, start=start, length=len(view), found=found)
+            filled = 0
+            for piece in self._pieces(answer):
+                view[filled : filled + len(piece)] = piece
+                filled += len(piece)
+
+        with self.explained("get range of", key):
+            _again_when_broken(once)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size, ETag and time of an object, or None where there is none."""
@@ -310,22 +359,16 @@ class ObjectStore:
     def _read(self, operation: str, key: str, **how: Any) -> bytes:
         def once() -> bytes:
             answer = self.client.get_object(Bucket=self.bucket, Key=key, **how)
-            return answer["Body"].read()
+            return b"".join(self._pieces(answer))
 
-        # botocore retries until the headers are there, not when the body breaks off after them.
-        broken: tuple[type[BotoCoreError], ...] = (
-            HTTPClientError,
-            IncompleteReadError,
-            FlexibleChecksumError,
-        )
-        retrying = Retrying(
-            retry=retry_if_exception_type(broken),
-            stop=stop_after_attempt(3),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
-            reraise=True,
-        )
         with self.explained(operation, key):
-            return retrying(once)
+            return _again_when_broken(once)
+
+    def _pieces(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
+        try:
+            yield from pieces(answer, patience_s=self.spec.read_timeout_s)
+        except BotoCoreError as error:
+            raise _BrokenBodyError(error) from error
 
     def _pages(self, prefix: str, **how: Any) -> Iterator[Any]:
         pages = iter(
@@ -348,6 +391,12 @@ class ObjectStore:
                 "or correct `store.bucket`"
             )
 
+    def _too_short(self, key: str, *, start: int, length: int, found: int) -> StoreError:
+        return StoreError(
+            f"{self._request('get range of', key)} failed: asked for {length} bytes from {start}, "
+            f"got {found}; the object is shorter, or the store ignores Range"
+        )
+
     def _request(self, operation: str, key: str | None = None) -> Request:
         return Request(operation=operation, bucket=self.bucket, endpoint=self.endpoint, key=key)
 
@@ -358,6 +407,20 @@ class ObjectStore:
             yield
         except (BotoCoreError, ClientError) as error:
             raise explain(error, self._request(operation, key)) from error
+
+
+def _again_when_broken(once: Callable[[], T]) -> T:
+    """botocore retries until the headers are there, not when the body breaks off after them."""
+    retrying = Retrying(
+        retry=retry_if_exception_type(_BrokenBodyError),
+        stop=stop_after_attempt(READ_ATTEMPTS),
+        wait=wait_random_exponential(multiplier=0.1, max=5.0),
+        reraise=True,
+    )
+    try:
+        return retrying(once)
+    except _BrokenBodyError as error:
+        raise error.cause from error
 
 
 class _Window(io.RawIOBase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from botocore.exceptions import NoCredentialsError
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 CONNECTIONS = 32
 
 
-def make_client(spec: StoreSpec) -> S3Client:
+def make_client(spec: StoreSpec, *, bulk: bool = False) -> S3Client:
     """A client with the spec's deadlines, retries and credentials; it connects to nothing yet.
+
+    `bulk` is for much data. Its bodies are not signed where each carries a CRC64 that is: SHA-256
+    would cost more than all the rest of a transfer. Whoever reads checks the CRC64 of every item
+    against one that came in a signed object, so what botocore checks of answers is left out, too.
 
     Raises StoreError, or what botocore says of profiles and credentials.
     """
@@ -39,14 +43,18 @@ def make_client(spec: StoreSpec) -> S3Client:
     session = boto3.Session(botocore_session=core)
     if session.get_credentials() is None:
         raise NoCredentialsError
+    s3: Any = {"addressing_style": spec.addressing_style}
+    if bulk and spec.checksums == "when_supported":
+        s3["payload_signing_enabled"] = False
     config = Config(
         region_name=spec.region,
         retries={"mode": "standard", "total_max_attempts": spec.max_attempts},
-        connect_timeout=spec.connect_timeout_s,
+        # What botocore calls so also bounds how long the store may not read what is sent.
+        connect_timeout=max(spec.connect_timeout_s, spec.read_timeout_s if bulk else 0.0),
         read_timeout=spec.read_timeout_s,
-        s3={"addressing_style": spec.addressing_style},
+        s3=s3,
         request_checksum_calculation=spec.checksums,
-        response_checksum_validation=spec.checksums,
+        response_checksum_validation="when_required" if bulk else spec.checksums,
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
         proxies={} if _is_private(spec.endpoint_url) else None,

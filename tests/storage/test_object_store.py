@@ -224,6 +224,49 @@ def test_a_body_that_breaks_off_is_read_again(meddled: ObjectStore, meddler: Med
         meddled.get("key")
 
 
+@pytest.mark.s3
+def test_a_range_is_read_into_memory_that_is_there(store: ObjectStore) -> None:
+    data = secrets.token_bytes(3 * MIB + 5)
+    store.upload("key", data)
+    buffer = bytearray(len(data) + 2)
+    for start, length in ((0, len(data)), (MIB - 1, MIB), (len(data) - 1, 1), (7, 0)):
+        store.read_into("key", start=start, into=memoryview(buffer)[1 : 1 + length])
+        assert buffer[1 : 1 + length] == data[start : start + length]
+        assert buffer[0] == buffer[-1] == 0, "more was written than the view"
+    with pytest.raises(StoreError, match=f"asked for 9 bytes from {len(data) - 4}, got 4"):
+        store.read_into("key", start=len(data) - 4, into=memoryview(buffer)[:9])
+    with pytest.raises(StoreError, match="InvalidRange"):
+        store.read_into("key", start=len(data), into=memoryview(buffer)[:1])
+    with pytest.raises(ObjectMissing):
+        store.read_into("no/such", start=0, into=memoryview(buffer))
+    with pytest.raises(ValueError, match="writable"):
+        store.read_into("key", start=0, into=memoryview(data))
+
+
+def test_a_range_that_breaks_off_is_read_into_memory_again(
+    meddled: ObjectStore, meddler: Meddler
+) -> None:
+    meddled.put("key", b"0123456789")
+    meddler.seen.clear()
+
+    def break_off_once(asked: Asked, forward: Forward) -> Answered:
+        answer = forward(asked)
+        if len(meddler.seen) > 1:
+            return answer
+        return Answered(answer.status, answer.headers, answer.body[:4], promised_bytes=6)
+
+    meddler.rule = break_off_once
+    buffer = bytearray(6)
+    meddled.read_into("key", start=3, into=memoryview(buffer))
+    assert buffer == b"345678"
+    meddler.rule = lambda asked, forward: Answered(206, body=b"0123", promised_bytes=6)
+    with pytest.raises(StoreError, match="get range of s3://"):
+        meddled.read_into("key", start=3, into=memoryview(buffer))
+    meddler.rule = lambda asked, forward: Answered(200, body=b"012345")
+    with pytest.raises(StoreError, match="ignores Range"):
+        meddled.read_into("key", start=3, into=memoryview(buffer))
+
+
 @pytest.mark.usefixtures("any_credentials")
 def test_a_store_that_stays_silent_is_given_up() -> None:
     with socket.socket() as silent:
