@@ -61,10 +61,10 @@ def nodes_there(context: RunContext) -> int:
     """How many nodes the training could have now, within what the spec asks for.
 
     Raises:
-        SlurmError: the cluster does not tell which nodes it has; not asked where the number is set.
+        SlurmError: the cluster does not tell which nodes it has, where that matters.
     """
     spec = context.cluster_spec
-    if spec.least_nodes == spec.most_nodes:
+    if spec.least_nodes == spec.most_nodes or context.cluster.replaces_nodes:
         return spec.most_nodes
     now = (context.engine or Engine()).clock.now()
     found = survey(context, closed=all_ends(context.ledger), now=now)

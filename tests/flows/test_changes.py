@@ -82,6 +82,14 @@ def test_what_a_run_may_change_is_told_and_carried_out() -> None:
     assert not any("ALTERS" in line for line in lines)
 
 
+@pytest.mark.parametrize("nodes", [(1, "1-4"), ("1-4", 2), ("1-4", "2-4")])
+def test_a_run_may_come_to_take_a_range_of_nodes_or_leave_it(nodes: tuple[Any, Any]) -> None:
+    old, new = (a_spec(cluster={"nodes": count}) for count in nodes)
+    (change,) = changes(recorded(old), new)
+    require_same_run("r", [change])
+    assert f"cluster.nodes: {nodes[0]} -> {nodes[1]}" in str(change)
+
+
 def test_other_rates_are_told_with_the_step_from_which_on_they_hold() -> None:
     new = a_spec(train={"steps": 2000, "schedule": {"peak_lr": 1e-3}, "optimizer": {"eps": 1e-9}})
     found = changes(recorded(a_spec()), new)

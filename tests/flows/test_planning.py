@@ -105,6 +105,27 @@ def test_a_plan_for_slurm_needs_no_slurm(folder: Path, monkeypatch: pytest.Monke
     assert "#SBATCH --account=me" in train.script
 
 
+def test_a_plan_for_a_range_of_nodes_shows_both_ends_and_what_does_not_fit_between(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(folder, "range", cluster={"nodes": "1-3", "ranks_per_node": 2})
+    plan = plan_run(load_spec(path))
+    assert [(one.world_size, one.micro_batches_per_step) for one in plan.sums] == [(2, 2), (6, 1)]
+    assert any(note.startswith("On 3 nodes 33% of each step is padding") for note in plan.notes)
+    names = [unit.name for one in plan.stages if one.stage is Stage.SMOKE for unit in one.units]
+    assert names == ["rung-1", "rung-2", "rung-3"]
+    told = command(folder, "plan", path).stdout
+    assert re.search("ranks +│ 2 = 1 nodes × 2 +│ 6 = 3 nodes × 2 +│", told)
+    assert re.search("│ 2 of 2 sequences +│ 1 of 2 sequences, of which 33.3% is padding │", told)
+    assert "job train: trainer.main, 1-3 × 2 ranks" in told
+
+    monkeypatch.setenv("PATH", "/nonexistent")
+    cluster = {"kind": "slurm", "nodes": "1-3"}
+    far = write(folder, "range", cluster=cluster, store={"embedded": {"host": "10.99.0.1"}})
+    train = next(one for one in plan_run(load_spec(far)).stages if one.stage is Stage.TRAIN)
+    assert "#SBATCH --nodes=1-3" in train.script
+
+
 def test_inputs_that_match_nothing_are_told_before_anything_is_queued(folder: Path) -> None:
     path = write(folder, "empty", data={"inputs": ["gone/*.txt"]})
     line = 1 + path.read_text().splitlines().index("  inputs:")

@@ -221,6 +221,13 @@ def test_nodes_are_names_and_excluded_ones_are_replaced(tmp_path: Path) -> None:
     assert local._choose_nodes(spec, named) == ("local7", "local8")
 
 
+def test_of_a_range_of_nodes_this_host_has_the_most(tmp_path: Path) -> None:
+    spec = ClusterSpec(kind="local", nodes="2-3")
+    asked = Resources(nodes=2, most_nodes=3, ranks_per_node=1)
+    assert local._choose_nodes(spec, asked) == ("local1", "local2", "local3")
+    assert len(LocalCluster(spec, workdir=tmp_path).nodes()) == 3
+
+
 def test_a_process_id_that_was_given_away_again_is_not_the_job(tmp_path: Path) -> None:
     record = local._Record(
         token="t",

@@ -398,6 +398,19 @@ def test_the_script_shown_is_the_script_sent(here: Workplace) -> None:
     assert "--mpi" not in ranks
 
 
+def test_a_range_is_asked_for_as_slurm_writes_it(here: Workplace) -> None:
+    """A node's CPUs as one task: of so many tasks a node, Slurm gives no more than the least."""
+    asked = Resources(nodes=14, most_nodes=16, ranks_per_node=4, cpus_per_rank=3)
+    lines = a_cluster()[0].script(here.job(part="meet"), asked).splitlines()
+    assert "#SBATCH --nodes=14-16" in lines
+    assert "#SBATCH --cpus-per-task=12" in lines
+    assert not any("#SBATCH --ntasks" in line for line in lines)
+    (ranks,) = (line for line in lines if "srun" in line)
+    assert "srun --nodes=16 " in ranks, "as many as it may be"
+    at_least = a_cluster()[0].script(here.job(part="meet"), replace(asked, most_nodes=14))
+    assert "#SBATCH --nodes=14\n" in at_least
+
+
 def test_what_a_site_wants_is_asked_for_and_shown(here: Workplace) -> None:
     extra = {
         "switches": "1@00:10:00",

@@ -80,6 +80,18 @@ def test_a_suspicion_is_proven_by_the_second_attempt_that_has_it() -> None:
         assert "attempt 2" in seen["n2"].reason
 
 
+def test_a_node_is_out_since_it_was_proven_bad_and_not_since_it_was_suspected() -> None:
+    ends = []
+    for number in (1, 2, 3):
+        one = blaming(number, Kind.NETWORK, "n2")
+        assert one.end is not None
+        at = one.end.at - timedelta(hours=4 - number)
+        ends.append(replace(one, end=replace(one.end, at=at)))
+    proven_at = ends[1].end
+    assert proven_at is not None
+    assert [found(*ends[:count])["n2"].since for count in (2, 3)] == [proven_at.at] * 2
+
+
 def test_an_attempt_that_is_read_twice_has_one_suspicion() -> None:
     suspected = blaming(1, Kind.NETWORK, "n2")
     assert not found(suspected, suspected)["n2"].proven

@@ -83,6 +83,7 @@ class Here(LocalCluster):
     def __init__(self, spec: ClusterSpec, *, workdir: Path) -> None:
         super().__init__(spec, workdir=workdir)
         self.gates_here = True
+        self.replaces_here = True
         self.takes_jobs = True
         self.submitted: list[str] = []
         self.states: dict[str, str] = {}
@@ -90,6 +91,10 @@ class Here(LocalCluster):
     @property
     def gates(self) -> bool:
         return self.gates_here
+
+    @property
+    def replaces_nodes(self) -> bool:
+        return self.replaces_here
 
     def nodes(self) -> tuple[NodeState, ...]:
         return tuple(
@@ -260,6 +265,9 @@ def fingerprint_inputs(data: DataSpec) -> str:
     return plan_shards(data).build
 
 
+OTHER_FAULTS = ((2, "matmul"), (3, "disk_write"))
+
+
 def probe_outputs(node: str, **changes: Any) -> dict[str, Any]:
     measures = {
         name: {"value": value, "failure": "", "unknown": ""}
@@ -343,6 +351,22 @@ class TestValidate:
         self.fill(run, probe_outputs("local1"), probe_outputs("local2"), generation=1)
         assert validate(run.context, self.SPEC).outputs["unfit"] == []
         assert run.cluster.submitted == []
+
+    def test_of_a_range_of_nodes_the_least_have_to_be_fit(
+        self, make_run: Callable[..., Run]
+    ) -> None:
+        run = make_run(nodes="2-3")
+        run.cluster.takes_jobs = False
+        slow = probe_outputs("local2", matmul=0.01)
+        self.fill(run, probe_outputs("local1"), slow, probe_outputs("local3"))
+        record = validate(run.context, self.SPEC)
+        assert (record.outputs["passed"], record.outputs["unfit"]) == (True, ["local2"])
+
+        run = make_run(nodes="2-3")
+        others = (probe_outputs(f"local{k}", **{check: 0.01}) for k, check in OTHER_FAULTS)
+        self.fill(run, probe_outputs("local1"), *others, gb_per_s=None)
+        with pytest.raises(StageFailed, match=r"1 nodes are fit and cluster\.nodes asks for 2"):
+            validate(run.context, self.SPEC)
 
     def test_a_node_that_cannot_run_the_probe_is_a_finding(
         self, make_run: Callable[..., Run]
@@ -479,6 +503,13 @@ class TestSmoke:
     def climb(self, run: Run, manifest_key: str) -> StageRecord:
         return smoke(run.context, self.SPEC, train=self.TRAIN, manifest_key=manifest_key)
 
+    def climb_again(self, run: Run, manifest_key: str) -> StageRecord:
+        """With the rungs of one node and of two measured anew."""
+        generation = len(run.context.ledger.stage_records(Stage.SMOKE))
+        self.fill(run, manifest_key, {1: 1000, 2: 1900}, generation=generation)
+        context = run.forced(Stage.SMOKE)
+        return smoke(context, self.SPEC, train=self.TRAIN, manifest_key=manifest_key)
+
     def test_the_ladder_stops_at_the_first_rung_that_does_not_scale(
         self, make_run: Callable[..., Run], manifest_key: str
     ) -> None:
@@ -518,6 +549,41 @@ class TestSmoke:
             self.climb(run, manifest_key)
         assert run.context.ledger.stage_records(Stage.SMOKE) == ()
 
+    def test_of_a_range_of_nodes_the_ladder_goes_up_to_those_that_are_there(
+        self, make_run: Callable[..., Run], manifest_key: str
+    ) -> None:
+        run = make_run(nodes="2-4")
+        run.cluster.takes_jobs = run.cluster.replaces_here = False
+        run.cluster.states = {"local4": "down"}
+        self.fill(run, manifest_key, {1: 1000, 2: 1900, 3: 2800})
+        record = self.climb(run, manifest_key)
+        assert [row["nodes"] for row in record.outputs["rungs"]] == [1, 2, 3]
+
+    def test_nodes_that_are_lost_on_the_way_up_end_the_ladder_sooner(
+        self,
+        make_run: Callable[..., Run],
+        manifest_key: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        run = make_run(nodes="2-4")
+        run.cluster.replaces_here = False
+        lost = ["local4"]
+
+        def lose_a_node(job: JobDescription, _: Resources) -> str:
+            run.cluster.states |= dict.fromkeys(lost, "down")
+            raise SubmitRejected(f"no {job.intent.unit} any more")
+
+        monkeypatch.setattr(run.cluster, "submit", lose_a_node)
+        self.fill(run, manifest_key, {1: 1000, 2: 1900, 3: 2800})
+        record = self.climb(run, manifest_key)
+        assert [row["nodes"] for row in record.outputs["rungs"]] == [1, 2, 3]
+
+        # Where nothing was lost, or too much, a rung without a result is what it always was.
+        for others in ([], ["local3", "local4"]):
+            lost[:], run.cluster.states = others, {}
+            with pytest.raises(AttemptFailed, match="no rung-4 any more"):
+                self.climb_again(run, manifest_key)
+
     @pytest.mark.parametrize("changed", OF_THE_STEP, ids=lambda changed: next(iter(changed)))
     def test_what_changes_the_measured_step_calls_for_a_new_ladder(
         self, make_run: Callable[..., Run], manifest_key: str, changed: Mapping[str, Any]
@@ -554,6 +620,9 @@ def test_the_training_is_one_job_over_all_ranks_that_resumes(
     (unit,) = train_units(run.context, TrainSpec(), manifest_key="datasets/x/manifest.json")
     assert (unit.nodes, unit.ranks_per_node, unit.resumes) == (3, 2, True)
     assert unit.payload["smoke"] is None
+    assert unit.most_nodes is None
+    (unit,) = train_units(make_run(nodes="3-5").context, TrainSpec(), manifest_key="none")
+    assert (unit.nodes, unit.most_nodes) == (3, 5)
 
 
 class TestPrune:

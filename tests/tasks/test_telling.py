@@ -60,6 +60,18 @@ def test_a_reason_that_may_need_a_person_is_said_once(teller: Teller, notebook: 
     assert len(notebook.said) == 2
 
 
+def test_an_attempt_with_fewer_nodes_than_it_takes_is_said_once(
+    teller: Teller, notebook: Notebook
+) -> None:
+    attempt = an_attempt()
+    assert attempt.start is not None
+    took = len(attempt.nodes)
+    for most, said in ((None, 0), (took, 0), (took + 1, 1), (took + 1, 1)):
+        teller.tell(replace(attempt, intent=replace(attempt.intent, most_nodes=most)), ABSENT)
+        assert len(notebook.said) == said
+    assert f"up to {took + 1} nodes, and Slurm had {took} for it" in notebook.said[0]
+
+
 def test_a_reason_that_passes_by_itself_is_only_shown(teller: Teller, notebook: Notebook) -> None:
     attempt = replace(an_attempt(), start=None)
     teller.tell(attempt, replace(WAITING, reason="Priority"))

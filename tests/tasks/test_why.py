@@ -331,6 +331,13 @@ def test_an_end_with_nothing_after_it_is_told_as_between_two_attempts() -> None:
     between = told(story(CUT))
     assert between.startswith("Run gpt: train is between two attempts.\n")
     assert "next      no other attempt was made yet" in between
+    assert "wait" not in between.partition("no other attempt")[2]
+
+
+def test_an_attempt_that_is_put_off_for_nodes_is_told_as_waiting_perhaps() -> None:
+    elastic = replace(CUT, intent=replace(CUT.intent, most_nodes=4))
+    words = " ".join(told(story(elastic)).split())
+    assert "no other attempt was made yet; it may wait for excluded nodes to come back" in words
 
 
 def test_an_attempt_that_a_person_asked_for_after_a_give_up_is_told_as_such() -> None:
