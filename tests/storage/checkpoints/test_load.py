@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from storage.checkpoint_records import Commit, CommitRef, SweepJournal
+from storage.checkpoints.commits import counting_commits, newest_commit
 from storage.checkpoints.load import load_newest
+from storage.checkpoints.quarantine import quarantined, read_doubts
+from storage.checkpoints.reader import ObjectStoreReader
 from storage.errors import CheckpointError
 from storage.job import JobExit
 from storage.ledger import Ledger
@@ -250,6 +253,85 @@ def test_a_state_that_does_not_fit_is_an_error_and_no_step_back(ledger: Ledger) 
     state = work.make_state(seed=-1.0) | {"flags": torch.zeros(4, dtype=torch.bool)}
     with pytest.raises(CheckpointError, match=r"'flags' is bool \[3\] in the checkpoint"):
         load_newest(context, state, model_hash="model", dataset_id="data")
+    assert ledger.store.head(ledger.keys.attempt_record("train", 2, "resume")) is None
+
+
+@pytest.mark.distributed
+def test_the_hosts_that_could_not_load_a_checkpoint_leave_their_word(
+    ranks: RankPool, ledger: Ledger
+) -> None:
+    spec = ledger.store.spec
+    first = claim(ledger, 1)
+    ranks.values(work.load, spec, first)
+    _, newer = (ranks.values(work.save, spec, first, step, step / 8)[0] for step in (10, 20))
+    damage(ledger, newer, "data.1.0.bin")
+    second = claim(ledger, 2, floor=newer)
+    ranks.values(work.load, spec, second, "n7")
+    (said,) = read_doubts(ledger)
+    assert (said.ref, said.host, said.attempt) == (newer.ref, "n7", 2)
+    assert said.fault.startswith("rank 1: ")
+    assert quarantined(ledger) == {}
+
+
+def test_what_a_sweep_deletes_while_it_is_read_is_no_reason_to_doubt_it(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweeper that planned long ago deletes the data; its journal was there before."""
+    older, newer = saved(ledger)
+    context = work.make_context(ledger.store.spec, claim(ledger, 2, floor=older))
+    read = ObjectStoreReader.read_metadata
+
+    def swept_first(reader: ObjectStoreReader) -> Any:
+        monkeypatch.undo()
+        journal = SweepJournal(sweep="s", refs=(newer.ref,), at=datetime.now(UTC))
+        ledger.store.put(ledger.keys.sweep("s"), encode(journal))
+        folder = ledger.keys.save(1, step=20, save=newer.save)
+        ledger.store.delete(info.key for info in ledger.store.list(folder))
+        return read(reader)
+
+    monkeypatch.setattr(ObjectStoreReader, "read_metadata", swept_first)
+    state = work.make_state(seed=-1.0)
+    assert load_newest(context, state, model_hash="model", dataset_id="data") == older
+    assert read_doubts(ledger) == ()
+
+
+def test_a_zombie_that_goes_on_saving_changes_nothing_for_its_successor_or_the_next(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempt 1 was cut off with its step 30 half done; 2 has taken over from 20 when it wakes."""
+    spec = ledger.store.spec
+    first = claim(ledger, 1)
+    work.load(spec, first)
+    _, taken = (work.save(spec, first, step, float(step)) for step in (10, 20))
+    second = claim(ledger, 2, floor=taken)
+    assert work.load(spec, second) == (taken, work.expected(20.0))
+    newest = work.save(spec, second, 25, 25.0)
+
+    with pytest.raises(JobExit, match="was closed or replaced"):
+        work.save(spec, first, 30, 30.0)
+    with monkeypatch.context() as before_the_successor:
+        # It asked whether it is fenced just before there was a successor.
+        before_the_successor.setattr(Ledger, "is_superseded", lambda *_: False)
+        for step in (21, 30, 1000):
+            assert work.save(spec, first, step, float(step)).attempt == 1
+    assert newest_commit(ledger) == newest.ref
+    later = work.save(spec, second, 30, 30.5)
+    third = claim(ledger, 3, floor=later)
+    assert work.load(spec, third) == (later, work.expected(30.5))
+    assert [commit.ref for commit in counting_commits(ledger)][:3] == [
+        later.ref,
+        newest.ref,
+        taken.ref,
+    ]
+
+
+def test_an_attempt_that_was_replaced_while_it_loaded_takes_nothing_over(ledger: Ledger) -> None:
+    (commit,) = saved(ledger, (10,))
+    second = claim(ledger, 2, floor=commit)
+    claim(ledger, 3, floor=commit)
+    with pytest.raises(JobExit) as caught:
+        work.load(ledger.store.spec, second)
+    assert caught.value.code is ExitCode.FENCED
     assert ledger.store.head(ledger.keys.attempt_record("train", 2, "resume")) is None
 
 

@@ -201,10 +201,14 @@ def save_state(
     )
 
 
-def load(spec: StoreSpec, intent: Intent) -> tuple[Commit | None, dict[str, Any]]:
+def load(
+    spec: StoreSpec, intent: Intent, node: str = ALONE.node
+) -> tuple[Commit | None, dict[str, Any]]:
     """Loads into a state of other numbers; the commit, and the whole state."""
     state = make_state(seed=-1.0)
-    commit = load_newest(make_context(spec, intent), state, model_hash="model", dataset_id="data")
+    context = make_context(spec, intent)
+    context.identity = replace(context.identity, node=node)
+    commit = load_newest(context, state, model_hash="model", dataset_id="data")
     return commit, whole(state)
 
 
