@@ -10,14 +10,13 @@ from typing import Any
 import torch.distributed as dist
 
 from storage.checkpoints.load import load_fork_point, load_newest
-from storage.checkpoints.save import save_checkpoint
 from storage.errors import SpecError
 from storage.job import JobExit
 from storage.records import ExitCode
+from trainer.checkpoint import Checkpointer
 from trainer.engine import Engine
 from trainer.model import model_hash
-from trainer.parallel.agree import any_rank
-from trainer.parallel.mesh import SHARD_AXIS, set_timeout
+from trainer.parallel.mesh import set_timeout
 from trainer.schedule import learning_rate
 from trainer.state import Cursor
 from trainer.step import StepResult
@@ -33,7 +32,8 @@ def run_training(engine: Engine) -> dict[str, Any]:
     """Trains to the last step of the spec. Collective; every rank returns the same.
 
     Raises:
-        JobExit: asked to leave (everything is saved), fenced, or diverged.
+        JobExit: asked to leave (everything is saved), fenced, or diverged; or a save failed that
+            had to stand.
         CheckpointError: there are commits, but none can be loaded.
         SpecError: the run is beyond the spec's last step, or took its samples in another order.
     """
@@ -43,7 +43,9 @@ def run_training(engine: Engine) -> dict[str, Any]:
             engine.context, spec=engine.train.watchdog, collectives=engine.collectives
         ) as watchdog,
     ):
-        return _Training(engine, metrics, watchdog).run()
+        training = _Training(engine, metrics, watchdog)
+        with training.saves:
+            return training.run()
 
 
 class _Training:
@@ -55,10 +57,15 @@ class _Training:
         self._watchdog = watchdog
         self._clock = StepClock(engine.collectives, separable=engine.device.type == "cpu")
         self._model_hash = model_hash(engine.state.model)
+        # The tensors, and what gives the count of consumed samples its meaning.
+        order = {"seed": self._train.seed, "sequence": self._train.sequence}
+        self._state: dict[str, Any] = {**engine.state.tensors(), "data_order": order}
+        self.saves = Checkpointer(
+            engine, self._state, model_hash=self._model_hash, clock=self._clock, watchdog=watchdog
+        )
         self._cursor = Cursor()
         self._logged_step = 0
         self._step_s: deque[float] = deque(maxlen=MEDIAN_STEPS)
-        self._commits = 0
 
     def run(self) -> dict[str, Any]:
         train_loss = self._resume()
@@ -66,13 +73,16 @@ class _Training:
         while self._cursor.step < self._train.steps:
             result = self._step()
             train_loss, val_loss, stop = result.loss, None, result.stop
+            save = self.saves.wanted(self._cursor.step)
             if not stop and self._is_due(self._train.validate_every_steps):
                 val_loss, stop = self._validate()
-            save = stop or self._is_due(self._train.checkpoint.every_steps)
-            if save or val_loss is not None or self._is_due(self._train.log_every_steps):
+            is_last = stop or self._cursor.step == self._train.steps
+            if save or is_last or val_loss is not None or self._is_due(self._train.log_every_steps):
                 self._log(result, val_loss)
-            if save:
-                self._save(result, val_loss)
+            if is_last:
+                self.saves.last(self._cursor, _measured(result, val_loss))
+            elif save:
+                self.saves.begin(self._cursor, _measured(result, val_loss))
             if stop:
                 raise self._asked_to_leave()
         if val_loss is None:
@@ -85,45 +95,41 @@ class _Training:
             "train_loss": train_loss,
             "val_loss": val_loss,
             "tokens_per_s": self._tokens_per_s(),
-            "commits": self._commits,
+            "commits": self.saves.commits,
         }
 
     def _resume(self) -> float | None:
         """Loads the newest commit, if there is one, and returns the loss at its step."""
-        state = self._state()
         commit = load_newest(
             self._context,
-            state,
+            self._state,
             model_hash=self._model_hash,
             dataset_id=self._engine.manifest.dataset_id,
         )
         if commit is not None:
             self._require_not_beyond(commit.step)
-            self._require_same_order(state["data_order"])
+            self._require_same_order(self._state["data_order"])
             self._engine.state.loaded()
             self._cursor = Cursor.of(commit)
             self._say(f"resumed from step {commit.step} of attempt {commit.attempt}")
         else:
-            self._begin(state)
+            self._begin()
+        if self._cursor.step < self._train.steps:
+            self.saves.prepare()
         dist.barrier()
         set_timeout(self._engine.mesh, timeout_s=self._train.step_timeout_s)
         self._logged_step = self._cursor.step
         self._clock.read(steps=1)
         return None if commit is None else commit.metrics.get("loss")
 
-    def _begin(self, state: dict[str, Any]) -> None:
+    def _begin(self) -> None:
         """At step 0, or at the step that the run was forked at, with none of its samples taken."""
-        origin = load_fork_point(self._context, state, model_hash=self._model_hash)
+        origin = load_fork_point(self._context, self._state, model_hash=self._model_hash)
         if origin is not None:
             self._require_not_beyond(origin.step)
             self._engine.state.loaded()
             self._cursor = Cursor(step=origin.step)
             self._say(f"forked from step {origin.step} of run {origin.run}")
-
-    def _state(self) -> dict[str, Any]:
-        """What is saved: the tensors, and what gives the count of consumed samples its meaning."""
-        order = {"seed": self._train.seed, "sequence": self._train.sequence}
-        return {**self._engine.state.tensors(), "data_order": order}
 
     def _require_not_beyond(self, committed: int) -> None:
         """With no step left to take, the longer run's model would pass for the shorter one's."""
@@ -150,9 +156,12 @@ class _Training:
         with self._clock.part(Part.DATA):
             samples = self._engine.samples(self._engine.data, self._cursor.samples_consumed, batch)
         with self._clock.part(Part.COMPUTE):
-            result = self._engine.step.train(samples, batch=batch, rate=self._rate(step), step=step)
+            result = self._engine.step.train(
+                samples, batch=batch, rate=self._rate(step), step=step, beside=self.saves
+            )
         self._cursor = self._cursor.after_step(samples=batch)
         self._step_s.append(time.perf_counter() - start)
+        self.saves.stepped(self._step_s[-1])
         self._watchdog.stepped(step)
         return result
 
@@ -201,48 +210,12 @@ class _Training:
             f"step {step}/{steps}: loss {result.loss:.4f}{held_out}, {tokens_per_s:,.0f} tokens/s"
         )
 
-    def _save(self, result: StepResult, val_loss: float | None) -> None:
-        engine = self._engine
-        measured = {"loss": result.loss, "grad_norm": result.grad_norm}
-        if val_loss is not None:
-            measured["val_loss"] = val_loss
-        with self._watchdog.suspended(), self._clock.part(Part.CHECKPOINT):
-            self._leave_if_fenced()
-            self._metrics.upload()
-            commit = save_checkpoint(
-                self._context,
-                self._state(),
-                step=self._cursor.step,
-                mesh={SHARD_AXIS: engine.mesh.size()},
-                samples_consumed=self._cursor.samples_consumed,
-                samples_hash=self._cursor.samples_hash,
-                dataset_id=engine.manifest.dataset_id,
-                model_hash=self._model_hash,
-                metrics=measured,
-            )
-        self._commits += 1
-        self._say(f"committed step {commit.step}")
-
-    def _leave_if_fenced(self) -> None:
-        is_first = self._context.identity.rank == 0
-        fenced = any_rank(
-            is_first and self._context.is_fenced(),
-            device=self._engine.device,
-            clock=self._engine.collectives,
-        )
-        if fenced:
-            raise JobExit(
-                ExitCode.FENCED,
-                f"attempt {self._context.attempt} is closed or has a successor, so step "
-                f"{self._cursor.step} is not committed",
-            )
-
     def _asked_to_leave(self) -> JobExit:
         step = self._cursor.step
         return JobExit(
             ExitCode.RESUME,
             f"{self._engine.step.stop}; step {step} of {self._train.steps} is committed",
-            outputs={"step": step, "commits": self._commits},
+            outputs={"step": step, "commits": self.saves.commits},
         )
 
     def _is_due(self, every_steps: int) -> bool:
@@ -262,3 +235,9 @@ class _Training:
     def _say(self, text: str) -> None:
         if self._context.identity.rank == 0:
             print(text, flush=True)
+
+
+def _measured(result: StepResult, val_loss: float | None) -> dict[str, float]:
+    """What a commit says of the model that it holds."""
+    measured = {"loss": result.loss, "grad_norm": result.grad_norm}
+    return measured if val_loss is None else measured | {"val_loss": val_loss}

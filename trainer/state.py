@@ -6,6 +6,7 @@ place. No random number is drawn after the weights are: there is no generator to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -66,25 +67,29 @@ class TrainState:
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
-        self._steps = torch.zeros((), dtype=torch.float32)
+        self._tensors = self._named()
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The state by name, sharing memory with what is trained."""
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The state by name, sharing memory with what is trained; the same objects each time."""
+        return self._tensors
+
+    def loaded(self) -> None:
+        """To be called when the tensors were overwritten: hands all of Adam its step count."""
+        for parameter in self.parameters.values():
+            self.optimizer.state[parameter]["step"].copy_(self._tensors["optimizer.step"])
+
+    def _named(self) -> Mapping[str, torch.Tensor]:
         first = next(iter(self.parameters.values()))
-        self._steps.copy_(self.optimizer.state[first]["step"])
-        tensors: dict[str, torch.Tensor] = {"optimizer.step": self._steps}
+        tensors: dict[str, torch.Tensor] = {
+            "optimizer.step": self.optimizer.state[first]["step"],
+        }
         for name, parameter in self.parameters.items():
             moments = self.optimizer.state[parameter]
             tensors[f"model.{name}"] = parameter.detach()
             tensors[f"optimizer.exp_avg.{name}"] = moments["exp_avg"]
             tensors[f"optimizer.exp_avg_sq.{name}"] = moments["exp_avg_sq"]
         return tensors
-
-    def loaded(self) -> None:
-        """To be called when the tensors were overwritten: hands Adam its step count."""
-        for parameter in self.parameters.values():
-            self.optimizer.state[parameter]["step"].copy_(self._steps)

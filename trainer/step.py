@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,19 @@ from trainer.parallel.clip import scale_to_norm, sum_of_squares
 from trainer.parallel.clock import CollectiveClock
 from trainer.signals import StopFlag
 from trainer.state import TrainState
+
+
+class Beside(Protocol):
+    """What goes on beside the steps, and has to be agreed by all ranks: the saves."""
+
+    def flags(self, step: int) -> Sequence[float]:
+        """What this rank adds to the numbers that are summed in this step."""
+
+    def heard(self, sums: Sequence[float]) -> None:
+        """The sums of the flags of all ranks."""
+
+    def before_update(self) -> None:
+        """The weights are about to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +57,13 @@ class Stepper:
     clip_norm: float
 
     def train(
-        self, samples: NDArray[np.int64], *, batch: int, rate: float, step: int
+        self,
+        samples: NDArray[np.int64],
+        *,
+        batch: int,
+        rate: float,
+        step: int,
+        beside: Beside | None = None,
     ) -> StepResult:
         """An optimizer step on a global batch, of which this rank has `samples`.
 
@@ -51,7 +71,8 @@ class Stepper:
             samples: (batch / world size, rounded up or down; sequence + 1) token ids.
             batch: samples of all ranks together.
             rate: the learning rate.
-            step: its number, for the message.
+            step: its number.
+            beside: heard and told in the step's one all-reduce.
 
         Raises:
             JobExit: loss or gradient is not finite; on every rank, before the weights change.
@@ -65,9 +86,13 @@ class Stepper:
             )
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
-        mean_loss, squares, stops = sum_over_ranks(
-            [loss, sum_of_squares(parameters), self._stop()], device=self.device, clock=self.clock
+        share = sum_of_squares(parameters)
+        flags = () if beside is None else beside.flags(step)
+        mean_loss, squares, stops, *sums = sum_over_ranks(
+            [loss, share], [self._stop(), *flags], device=self.device, clock=self.clock
         )
+        if beside is not None:
+            beside.heard(sums)
         norm = math.sqrt(squares)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             raise JobExit(
@@ -77,6 +102,8 @@ class Stepper:
             )
         scale_to_norm(parameters, norm=norm, max_norm=self.clip_norm)
         self.state.set_learning_rate(rate)
+        if beside is not None:
+            beside.before_update()
         self.state.optimizer.step()
         return StepResult(loss=mean_loss, grad_norm=norm, stop=stops > 0)
 
@@ -89,7 +116,7 @@ class Stepper:
                 self.state.model(inputs), targets, valid_tokens=batch * targets.shape[1]
             )
         mean_loss, stops = sum_over_ranks(
-            [loss, self._stop()], device=self.device, clock=self.clock
+            [loss], [self._stop()], device=self.device, clock=self.clock
         )
         return mean_loss, stops > 0
 
@@ -110,5 +137,5 @@ class Stepper:
             strict=True,
         )
 
-    def _stop(self) -> torch.Tensor:
-        return torch.tensor(float(self.stop.is_set))
+    def _stop(self) -> float:
+        return float(self.stop.is_set)

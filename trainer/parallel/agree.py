@@ -11,13 +11,20 @@ from trainer.parallel.clock import CollectiveClock
 
 
 def sum_over_ranks(
-    numbers: Sequence[torch.Tensor], *, device: torch.device, clock: CollectiveClock
+    numbers: Sequence[torch.Tensor],
+    flags: Sequence[float] = (),
+    *,
+    device: torch.device,
+    clock: CollectiveClock,
 ) -> list[float]:
     """The sum of each number over all ranks, the same bits on every rank. Collective.
 
-    Float64, so that a sum over thousands of ranks loses nothing.
+    Float64, so that a sum over thousands of ranks loses nothing. The `flags`, which come after the
+    numbers, are on the host and go to the device in one transfer.
     """
-    vector = torch.stack([number.detach().to(device, torch.float64) for number in numbers])
+    measured = [number.detach().to(device, torch.float64) for number in numbers]
+    told = torch.tensor(flags, dtype=torch.float64).to(device)
+    vector = torch.cat([torch.stack(measured), told]) if measured else told
     with clock.measured():
         dist.all_reduce(vector)
         sums: list[float] = vector.tolist()
@@ -26,5 +33,5 @@ def sum_over_ranks(
 
 def any_rank(flag: bool, *, device: torch.device, clock: CollectiveClock) -> bool:
     """Whether the flag is set on any rank. Collective."""
-    (raised,) = sum_over_ranks([torch.tensor(float(flag))], device=device, clock=clock)
+    (raised,) = sum_over_ranks([], [float(flag)], device=device, clock=clock)
     return raised > 0

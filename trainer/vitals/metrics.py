@@ -1,7 +1,7 @@
 """`metrics.jsonl`: the run's curve, a line per logged step.
 
-The file lies in the job's folder and is copied to the store before each commit. So a curve that is
-cut at the step where the next attempt resumed has no gap.
+The file lies in the job's folder, from where the flusher copies it to the store before each commit.
+So a curve that is cut at the step where the next attempt resumed has no gap.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from storage.job import JobContext
-
-FILE_NAME = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +42,9 @@ class MetricsLog:
         self._context = context
         self._file: TextIO | None = None
         if context.identity.rank == 0:
-            folder: Path = context.job.folder
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / FILE_NAME).open("w", encoding="utf-8")
+            path = context.job.metrics_file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
 
     def write(self, line: MetricsLine) -> None:
         if self._file is not None:

@@ -44,14 +44,17 @@ class StepClock:
         self._collectives = collectives
         self._separable = separable
         self._spent: dict[Part, float] = {}
+        self._inner = 0.0
         self._since = time.perf_counter()
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
-        """What happens inside counts as this part; only `COMPUTE` is split any further."""
+        """What happens inside counts as this part, but for parts within; `COMPUTE` is split."""
         start, waited = time.perf_counter(), self._collectives.seconds
+        around, self._inner = self._inner, 0.0
         yield
-        elapsed = time.perf_counter() - start
+        whole = time.perf_counter() - start
+        elapsed, self._inner = whole - self._inner, around + whole
         if part is Part.COMPUTE:
             if self._separable:
                 comm = self._collectives.seconds - waited
