@@ -169,7 +169,7 @@ class ObjectStoreReader(StorageReader):
         try:
             for at in range(0, len(into), RANGE_BYTES):
                 part = into[at : at + RANGE_BYTES]
-                part[:] = self._store.get_range(key, start=request.start + at, length=len(part))
+                self._store.read_into(key, start=request.start + at, into=part)
         except ObjectMissing as error:
             raise DamagedCheckpointError(str(error)) from error
         except StoreError:
@@ -221,7 +221,9 @@ def _memory(target: torch.Tensor) -> memoryview | None:
     """The memory of a tensor whose elements lie there in order, in one run."""
     if target.device.type != "cpu" or not target.is_contiguous() or target.is_conj():
         return None
-    return memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
+    # A dimension of one element may have any stride, which a view as bytes does not accept.
+    flat = target.as_strided((target.numel(),), (1,))
+    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def _deliver(piece: Piece, data: memoryview, planner: LoadPlanner) -> None:
