@@ -11,6 +11,7 @@ import typer
 
 from flows.cli import (
     cancel,
+    checkpoints,
     demo,
     dev,
     inspect,
@@ -44,6 +45,7 @@ app.command("why")(why.why)
 app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("down")(demo.down)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(store.app, name="store")
 app.add_typer(dev.app, name="dev")
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from storage.checkpoint_records import CommitRef
-from storage.checkpoints.commits import read_commit, read_journals
+from storage.checkpoint_records import Commit, CommitRef
+from storage.checkpoints.commits import look_at_commit, read_journals
 from storage.checkpoints.lineage import journaled
 from storage.errors import CheckpointError, StoreError
 from storage.ledger import Ledger
@@ -93,8 +93,9 @@ def _lost(ledger: Ledger, ref: CommitRef) -> str | None:
     """Why it is not there to be kept."""
     if ref in journaled(read_journals(ledger)):
         return "was swept: its data are gone or going"
-    commit = read_commit(ledger, attempt=ref.attempt, step=ref.step)
-    return None if commit is not None and commit.ref == ref else "is not there any more"
+    commit = look_at_commit(ledger, attempt=ref.attempt, step=ref.step)
+    is_there = isinstance(commit, Commit) and commit.ref == ref
+    return None if is_there else "is not there any more"
 
 
 def _name(ref: CommitRef) -> str:
