@@ -6,78 +6,40 @@ talks to boto3, so that deadlines, retries, put-if-absent and the wording of err
 
 from __future__ import annotations
 
-import io
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
 from storage.errors import ObjectMissing, StoreError
+from storage.objects import Bytes, Created, DeleteFailure, ObjectInfo
 from storage.s3_client import make_client
 from storage.spec import StoreSpec
 from storage.store_failures import Request, error_code, explain, is_missing
-from storage.transfers import pieces
+from storage.transfers import Uploader, of_file, of_memory, read_answer
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-Bytes = bytes | bytearray | memoryview
-
-T = TypeVar("T")
+__all__ = ["Bytes", "Created", "DeleteFailure", "ObjectInfo", "ObjectStore"]
 
 DELETE_BATCH = 1000
 PART_BYTES = 32 * 2**20
 MAX_KEY_BYTES = 1024
-READ_ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class ObjectInfo:
-    """What a listing or a HEAD says of an object; `last_modified` is by the store's clock."""
-
-    key: str
-    size_bytes: int
-    etag: str
-    last_modified: datetime
-
-
-@dataclass(frozen=True)
-class Created:
-    """The outcome of a put-if-absent: whether our body is the one stored, and what is stored."""
-
-    won: bool
-    body: bytes
-
-
-@dataclass(frozen=True)
-class DeleteFailure:
-    """One key of a batched delete that the store would not delete, in the store's own words."""
-
-    key: str
-    code: str
-    message: str
 
 
 class _ConflictError(Exception):
     """The store could not decide a conditional write now and asks for another try."""
-
-
-class _BrokenBodyError(Exception):
-    """The body of an answer broke off after its headers had come; botocore tells why."""
-
-    def __init__(self, cause: BotoCoreError) -> None:
-        super().__init__(cause)
-        self.cause = cause
 
 
 class ObjectStore:
@@ -170,20 +132,23 @@ class ObjectStore:
             return
         span = f"bytes={start}-{start + len(view) - 1}"
 
-        def once() -> None:
+        def ask() -> Mapping[str, Any]:
             answer = self._bulk.get_object(Bucket=self.bucket, Key=key, Range=span)
             found = answer["ContentLength"]
             is_range = answer["ResponseMetadata"]["HTTPStatusCode"] == 206 or start == 0
             if found != len(view) or not is_range:
                 answer["Body"].close()
                 raise self._too_short(key, start=start, length=len(view), found=found)
+            return answer
+
+        def take(pieces: Iterator[bytes]) -> None:
             filled = 0
-            for piece in self._pieces(answer):
+            for piece in pieces:
                 view[filled : filled + len(piece)] = piece
                 filled += len(piece)
 
         with self.explained("get range of", key):
-            _again_when_broken(once)
+            read_answer(ask, take, patience_s=self.spec.read_timeout_s)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size, ETag and time of an object, or None where there is none."""
@@ -234,29 +199,35 @@ class ObjectStore:
             ) from error
 
     def upload(
-        self, key: str, data: Path | Bytes, *, part_bytes: int = PART_BYTES, threads: int = 4
+        self,
+        key: str,
+        data: Path | Bytes,
+        *,
+        part_bytes: int = PART_BYTES,
+        threads: int = 4,
+        executor: Executor | None = None,
     ) -> None:
         """Stores large data: parts in parallel, each with a checksum; small data in one put.
 
         The object appears whole or not at all; when a part fails for good the upload is aborted.
-        Holds `threads` parts in memory.
+        Memory is sent from where it lies; of a file, a part for each thread is held in memory.
+        With an `executor`, whose thread this must not be, its threads are used.
         """
-        from boto3.s3.transfer import TransferConfig
-
         _require_portable(key)
-        config = TransferConfig(
-            multipart_threshold=part_bytes,
-            multipart_chunksize=part_bytes,
-            max_concurrency=threads,
-            preferred_transfer_client="classic",
+        uploader = Uploader(
+            client=self._bulk,
+            bucket=self.bucket,
+            checksums=self.spec.checksums == "when_supported",
         )
-        config.max_in_memory_upload_chunks = threads
-        checksum = (
-            {"ChecksumAlgorithm": "CRC64NVME"} if self.spec.checksums == "when_supported" else {}
-        )
-        source = data.open("rb") if isinstance(data, Path) else cast("BinaryIO", _Window(data))
-        with source, self.explained("upload", key):
-            self.client.upload_fileobj(source, self.bucket, key, ExtraArgs=checksum, Config=config)
+        with ExitStack() as stack:
+            stack.enter_context(self.explained("upload", key))
+            if isinstance(data, Path):
+                source = of_file(data, stack.enter_context(data.open("rb")).fileno())
+            else:
+                source = of_memory(data)
+            if executor is None:
+                executor = stack.enter_context(ThreadPoolExecutor(threads))
+            uploader.upload(key, source, part_bytes=part_bytes, executor=executor)
 
     def list(self, prefix: str, *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """All objects below a prefix, in the order of their keys, a page at a time."""
@@ -357,18 +328,11 @@ class ObjectStore:
         return Created(won=stored == body, body=stored)
 
     def _read(self, operation: str, key: str, **how: Any) -> bytes:
-        def once() -> bytes:
-            answer = self.client.get_object(Bucket=self.bucket, Key=key, **how)
-            return b"".join(self._pieces(answer))
+        def ask() -> Mapping[str, Any]:
+            return self.client.get_object(Bucket=self.bucket, Key=key, **how)
 
         with self.explained(operation, key):
-            return _again_when_broken(once)
-
-    def _pieces(self, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        try:
-            yield from pieces(answer, patience_s=self.spec.read_timeout_s)
-        except BotoCoreError as error:
-            raise _BrokenBodyError(error) from error
+            return read_answer(ask, b"".join, patience_s=self.spec.read_timeout_s)
 
     def _pages(self, prefix: str, **how: Any) -> Iterator[Any]:
         pages = iter(
@@ -407,48 +371,6 @@ class ObjectStore:
             yield
         except (BotoCoreError, ClientError) as error:
             raise explain(error, self._request(operation, key)) from error
-
-
-def _again_when_broken(once: Callable[[], T]) -> T:
-    """botocore retries until the headers are there, not when the body breaks off after them."""
-    retrying = Retrying(
-        retry=retry_if_exception_type(_BrokenBodyError),
-        stop=stop_after_attempt(READ_ATTEMPTS),
-        wait=wait_random_exponential(multiplier=0.1, max=5.0),
-        reraise=True,
-    )
-    try:
-        return retrying(once)
-    except _BrokenBodyError as error:
-        raise error.cause from error
-
-
-class _Window(io.RawIOBase):
-    """A buffer as a file, so that an upload copies one part at a time and never the whole."""
-
-    def __init__(self, data: Bytes) -> None:
-        self._view = memoryview(data).cast("B")
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        end = None if size is None or size < 0 else self._position + size
-        taken = bytes(self._view[self._position : end])
-        self._position += len(taken)
-        return taken
 
 
 def _require_portable(key: str) -> None:

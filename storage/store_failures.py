@@ -78,6 +78,7 @@ _REMEDIES_BY_TYPE: dict[type[BotoCoreError], str] = {
     "`store.read_timeout_s` sets the patience",
     boto.EndpointConnectionError: "connection refused or host unknown: is the store running, and "
     "does this host reach `store.endpoint_url`?",
+    boto.IncompleteReadError: "the answer broke off: look at the network and at the store's log",
     boto.FlexibleChecksumError: "the bytes that came are not the bytes that were stored: try "
     "again, then suspect the network or the store's disks",
     boto.ConnectionClosedError: "the store closed the connection: look at its log",
@@ -106,7 +107,16 @@ def explain(error: BotoCoreError | ClientError, request: Request) -> StoreError:
         remedy = _REMEDIES_BY_CODE.get(_SAME_AS.get(code, code))
     else:
         cause = f"{type(error).__name__}: {error}"
+        if _stopped_reading(error):
+            cause = f"{type(error).__name__}: the store stopped reading what was sent"
+            error = boto.ReadTimeoutError(endpoint_url=request.endpoint)
         kinds = (kind for kind in type(error).__mro__ if kind in _REMEDIES_BY_TYPE)
         remedy = next((_REMEDIES_BY_TYPE[kind] for kind in kinds), None)
     told = f"{request} failed: {cause.rstrip('.')}"
     return StoreError(told if remedy is None else f"{told}; {remedy}")
+
+
+def _stopped_reading(error: BotoCoreError) -> bool:
+    """botocore calls it a closed connection when a socket took no more bytes until its time-out."""
+    inner = error.kwargs.get("error") if isinstance(error, boto.ConnectionClosedError) else None
+    return any(isinstance(reason, TimeoutError) for reason in getattr(inner, "args", ()))
