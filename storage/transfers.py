@@ -188,7 +188,7 @@ class Uploader:
         if source.size_bytes <= part_bytes:
             view = source.section(0, source.size_bytes)
             self.client.put_object(
-                Bucket=self.bucket, Key=key, Body=_as_file(view), **self._checksum(view)
+                Bucket=self.bucket, Key=key, Body=self._body(view), **self._checksum(view)
             )
             return
         smallest = max(MIN_PART_BYTES, -(-source.size_bytes // MAX_PARTS))
@@ -216,7 +216,7 @@ class Uploader:
                 Key=key,
                 UploadId=upload_id,
                 PartNumber=number,
-                Body=_as_file(view),
+                Body=self._body(view),
                 **checksum,
             )
             return {"PartNumber": number, "ETag": sent["ETag"], **checksum}
@@ -247,6 +247,9 @@ class Uploader:
             if not (isinstance(error, ClientError) and error_code(error) == "NoSuchUpload"):
                 reason.add_note(f"its parts stay in the store until a sweep, since {error}")
 
+    def _body(self, view: memoryview) -> Any:
+        return _ViewFile(view, least_bytes=SEND_BYTES if self.checksums else 0)
+
     def _checksum(self, view: memoryview) -> Any:
         if not self.checksums:
             return {}
@@ -263,20 +266,16 @@ def _asks_for_all_parts_again(error: ClientError) -> bool:
     )
 
 
-def _as_file(view: memoryview) -> Any:
-    """botocore takes bytes or files, and bytes would be a copy."""
-    return cast("Any", _ViewFile(view))
-
-
 class _ViewFile:
-    """A view as a file whose `read` copies nothing.
+    """A view as the file that botocore wants, whose `read` copies nothing.
 
-    It gives SEND_BYTES even when less is asked for, as urllib3 does: all who read it here take what
-    they are given.
+    `read` gives `least_bytes` even when less is asked for, as urllib3 does. Of two that read a body
+    only urllib3 takes what it is given: who signs does not.
     """
 
-    def __init__(self, view: memoryview) -> None:
+    def __init__(self, view: memoryview, *, least_bytes: int) -> None:
         self._view = view
+        self._least_bytes = least_bytes
         self._position = 0
 
     def __len__(self) -> int:
@@ -291,9 +290,10 @@ class _ViewFile:
         return self._position
 
     def read(self, size: int | None = -1) -> memoryview | bytes:
+        begin = self._position
         everything = size is None or size < 0
-        end = None if everything else self._position + max(cast("int", size), SEND_BYTES)
-        taken = self._view[self._position : end]
+        end = None if everything else begin + max(cast("int", size), self._least_bytes)
+        taken = self._view[begin:end]
         self._position += len(taken)
         # Whoever asks again at the end compares with this.
         return taken or b""
