@@ -11,6 +11,7 @@ from slurm.evidence import Evidence, gather
 from storage.attempts import Attempt
 from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import counting_commits, newest_commit
+from storage.checkpoints.lineage import ceiling_of_next, owed
 from storage.errors import SubmitRejected
 from storage.records import (
     Action,
@@ -127,6 +128,9 @@ class Deeds:
 
     def _allocate(self, step: Allocate, order: Order) -> bool:
         unit, after, nonce = step.unit, step.after, self._engine.nonce()
+        # First the floor: what a job commits after it has honoured a ceiling is not beyond it.
+        floor = newest_commit(self._ledger) if unit.resumes else None
+        ceiling, skip_data = self._rollback(after)
         intent = Intent(
             run=order.run,
             stage=order.stage,
@@ -145,9 +149,9 @@ class Deeds:
             node_list=unit.node_list,
             excluded=step.excluded,
             fingerprint=order.fingerprint,
-            floor=newest_commit(self._ledger) if unit.resumes else None,
-            ceiling=self._ceiling(after),
-            skip_data=after.intent.skip_data if after is not None and not after.resume else (),
+            floor=floor,
+            ceiling=ceiling,
+            skip_data=skip_data,
             created_at=self._clock.now(),
         )
         # Before the claim: should its answer be lost, the intent is still known as ours.
@@ -165,17 +169,23 @@ class Deeds:
             wanted = max(1, after.intent.elements // 2) if was_too_large else wanted
         return min(wanted, self._cluster.max_elements)
 
-    def _ceiling(self, after: Attempt | None) -> int | None:
-        """The step beyond which the next attempt may load nothing: what a step back ordered.
+    def _rollback(self, after: Attempt | None) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+        """The ceiling of the next attempt, and the data it is to skip: what a step back ordered.
 
-        It is carried on from intent to intent until a job has honoured it.
+        Both are carried on from intent to intent until a job has honoured them.
         """
         if after is None:
-            return None
-        if after.end is not None and after.end.decision.action is Action.STEP_BACK:
-            commits = counting_commits(self._ledger)
-            return commits[1].step if len(commits) > 1 else 0
-        return after.intent.ceiling if after.resume is None else None
+            return None, ()
+        ordered = after.end is not None and after.end.decision.action is Action.STEP_BACK
+        if not (ordered or after.intent.ceiling is not None or after.intent.skip_data):
+            return None, ()
+        # Read anew: a job that was thought lost may have honoured it since it was closed.
+        attempts = [
+            one for one in self._ledger.attempts(after.intent.stage) if one.number <= after.number
+        ]
+        refs = [one.ref for one in counting_commits(self._ledger)] if ordered else []
+        carrier = owed(attempts)
+        return ceiling_of_next(attempts, refs), () if carrier is None else carrier.intent.skip_data
 
     def _submit(self, step: Submit) -> None:
         """The one sbatch of the attempt. It counts as sent from here on, whatever happens."""

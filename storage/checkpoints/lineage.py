@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from storage.attempts import Attempt
 from storage.checkpoint_records import CommitRef, SweepJournal
 from storage.errors import LedgerError
-from storage.records import Kind
+from storage.records import Action, Kind
 
 Place = tuple[int, int]
 """Step and attempt of a commit: all of its key that is the run's own."""
@@ -95,6 +95,42 @@ def counting(
         and (ceiling is None or ref.step <= ceiling)
     }
     return tuple(sorted(found, reverse=True))
+
+
+def owed(attempts: Iterable[Attempt]) -> Attempt | None:
+    """The last of `attempts` where it carries a step back that none of them has honoured.
+
+    An order, which the end of an attempt gives, is carried on by each later intent until one of
+    these attempts has resumed; whichever does, does so at or below the ceiling.
+    """
+    last: Attempt | None = None
+    for attempt in sorted(attempts, key=lambda each: each.number, reverse=True):
+        if last is not None and _orders_step_back(attempt):
+            break
+        if attempt.resume is not None:
+            return None
+        last = last or attempt
+    return last
+
+
+def ceiling_of_next(attempts: Iterable[Attempt], commits: Iterable[CommitRef]) -> int | None:
+    """The step beyond which the attempt that follows `attempts` may load nothing, if any.
+
+    `commits` are those that count.
+    """
+    known = tuple(attempts)
+    carrier = owed(known)
+    carried = None if carrier is None else carrier.intent.ceiling
+    last = max(known, key=lambda each: each.number, default=None)
+    if last is None or not _orders_step_back(last):
+        return carried
+    standing = sorted(commits, reverse=True)
+    ordered = standing[1].step if len(standing) > 1 else 0
+    return ordered if carried is None else min(ordered, carried)
+
+
+def _orders_step_back(attempt: Attempt) -> bool:
+    return attempt.end is not None and attempt.end.decision.action is Action.STEP_BACK
 
 
 def poisoned(

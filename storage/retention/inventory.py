@@ -17,12 +17,12 @@ from storage.checkpoints.commits import (
     read_loading,
     read_pins,
 )
-from storage.checkpoints.lineage import Place, counting, poisoned
+from storage.checkpoints.lineage import Place, ceiling_of_next, counting, poisoned
 from storage.checkpoints.quarantine import quarantined
 from storage.ledger import Ledger
 from storage.object_store import ObjectInfo
 from storage.records import Stage, decode
-from storage.retention.policy import StoredCommit
+from storage.retention.policy import ALWAYS_KEPT, StoredCommit
 
 _SAVE_OBJECT = re.compile(r"(\d{4,})/(\d{12})\.([^/]+)/.+")
 
@@ -138,6 +138,11 @@ def protected(inventory: Inventory) -> dict[CommitRef, str]:
             reasons |= dict.fromkeys(candidates, f"attempt {number} may be reading it")
         if attempt.intent.floor is not None:
             reasons[attempt.intent.floor] = f"the floor of attempt {number}"
+    valid = sorted((commit.ref for commit in inventory.commits if commit.counts), reverse=True)
+    ceiling = ceiling_of_next(inventory.attempts, valid)
+    if ceiling is not None:
+        below = [ref for ref in valid if ref.step <= ceiling][:ALWAYS_KEPT]
+        reasons |= dict.fromkeys(below, f"a step back has its ceiling at step {ceiling}")
     newest = max(
         (attempt for attempt in inventory.attempts if attempt.resume is not None),
         key=lambda attempt: attempt.number,
