@@ -50,10 +50,12 @@ class Unit:
     It needs `nodes` nodes, and takes up to `most_nodes` where that says so and they are there.
     With several `elements` the job is an array, as large as the cluster allows up to that number.
     `folders` are those that it needs beside the attempt's own, and that a container has to hold.
+    `sidecar` is what runs once a node beside its ranks.
     """
 
     name: str
     entry: str
+    sidecar: str | None = None
     payload: Mapping[str, Any] = field(default_factory=dict)
     nodes: int = 1
     most_nodes: int | None = None

@@ -17,6 +17,7 @@ def describe(context: RunContext, intent: Intent, unit: Unit) -> JobDescription:
         intent=intent,
         store=context.store,
         entry=unit.entry,
+        sidecar=unit.sidecar,
         payload=unit.payload,
         folder=context.attempt_folder(intent.stage, intent.attempt),
         folders=unit.folders,

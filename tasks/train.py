@@ -52,6 +52,7 @@ def units(context: RunContext, spec: TrainSpec, *, manifest_key: str) -> tuple[U
         Unit(
             name="train",
             entry="trainer.main",
+            sidecar="storage.checkpoints.flusher",
             payload=payload,
             nodes=cluster.least_nodes,
             most_nodes=cluster.range_end,

@@ -621,6 +621,7 @@ def test_the_training_is_one_job_over_all_ranks_that_resumes(
     assert (unit.nodes, unit.ranks_per_node, unit.resumes) == (3, 2, True)
     assert unit.payload["smoke"] is None
     assert unit.most_nodes is None
+    assert unit.sidecar == "storage.checkpoints.flusher"
     (unit,) = train_units(make_run(nodes="3-5").context, TrainSpec(), manifest_key="none")
     assert (unit.nodes, unit.most_nodes) == (3, 5)
 
