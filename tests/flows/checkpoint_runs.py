@@ -16,15 +16,19 @@ from typer.testing import CliRunner, Result
 
 from flows.cli.app import app
 from flows.loading import load_spec
-from flows.opening import open_ledger
-from storage import embedded
 from storage.checkpoint_records import Commit, CommitRef, Resume
+from storage.embedded import EmbeddedStore, resolved
 from storage.keys import RunKeys
 from storage.ledger import Ledger
-from storage.object_store import ObjectStore
 from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, RunRecord, new_nonce
 from storage.spec import StoreSpec
-from tests.storage.checkpoints.work import make_context, make_intent, make_state, save_state
+from tests.storage.checkpoints.work import (
+    make_context,
+    make_intent,
+    make_state,
+    open_store,
+    save_state,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,7 @@ class Site:
 
     def run(self, *, begun: bool = True) -> Run:
         name = f"t{secrets.token_hex(4)}"
-        ledger = Ledger(ObjectStore(self.store), RunKeys(prefix=self.store.prefix, run=name))
+        ledger = Ledger(open_store(self.store), RunKeys(prefix=self.store.prefix, run=name))
         run = Run(name=name, file=self.file, store=self.store, ledger=ledger)
         if begun:
             run.begin()
@@ -108,22 +112,22 @@ class Site:
 
 @contextmanager
 def a_site(folder: Path) -> Iterator[Site]:
+    server = EmbeddedStore(directory=folder / "store", host="127.0.0.1", bucket="headrace")
+    store = resolved(StoreSpec(), server.ensure())
     path = folder / "any.yaml"
     fields = {
         "run": "any",
         "workdir": str(folder / "work"),
         "data": {"inputs": [f"{folder}/*.txt"]},
-        "store": {"embedded": {"directory": str(folder / "store")}},
+        "store": store.model_dump(mode="json", exclude={"embedded"}),
         "retention": {"grace_s": 0},
     }
     path.write_text(yaml.safe_dump(fields))
-    spec = load_spec(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_HOME", str(folder / "home"))
+        # One client for all commands: making one takes longer than what most of them do.
+        patch.setattr("flows.opening.ObjectStore", open_store)
         try:
-            with open_ledger(spec) as (store, _):
-                yield Site(path, store)
+            yield Site(path, load_spec(path).store)
         finally:
-            server = embedded.store_of(spec.store, workdir=spec.workdir)
-            assert server is not None
             server.stop()
