@@ -87,8 +87,8 @@ def _for_failed(order: Order, seen: Situation, unit: Unit, most_nodes: int) -> P
 def _for_leaving(seen: Situation, unit: Unit, last: Attempt | None) -> Pause | None:
     if last is None or last.end is None or seen.nodes is None:
         return None
-    left = _left(seen)
-    usable = [node for node in seen.nodes if node.name in left]
+    # A suspect may have died under the job, and will not leave it soon.
+    usable = [one for one in seen.nodes if one.responds and one.name not in seen.excluded]
     is_leaving = any(node.raw_state.lower().startswith("completing") for node in usable)
     until = last.end.at + timedelta(seconds=LEAVING_S)
     has_enough = sum(node.idle for node in usable) >= unit.wanted_nodes

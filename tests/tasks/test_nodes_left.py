@@ -110,8 +110,12 @@ def test_nodes_that_the_last_job_is_leaving_are_waited_for() -> None:
     assert asked(only(advance(ELASTIC, enough))) == (4, ())
     busy = replace(seen, nodes=(*idle, replace(leaving, raw_state="allocated")))
     assert asked(only(advance(ELASTIC, busy))) == (4, ())
-    of_another = replace(seen, nodes=(*idle, leaving), excluded={"n4": failed(age_s=9_000)})
-    assert asked(only(advance(ELASTIC, of_another))) == (3, ("n4",))
+    bad = replace(seen, nodes=(*idle, leaving), excluded={"n4": failed(age_s=9_000)})
+    assert asked(only(advance(ELASTIC, bad))) == (3, ("n4",))
+    suspect = replace(bad, excluded={"n4": failed(age_s=9, proven=False)})
+    assert asked(only(advance(ELASTIC, suspect))) == (4, ())
+    dead = replace(seen, nodes=(*idle, replace(leaving, responds=False)))
+    assert asked(only(advance(ELASTIC, dead))) == (4, ())
     assert isinstance(only(advance(replace(ELASTIC, units=(UNIT,)), seen)), Allocate)
 
 

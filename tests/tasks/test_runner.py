@@ -359,8 +359,11 @@ def test_an_attempt_waits_for_a_failed_node_and_then_takes_what_is_left(
     assert (second.intent.nodes, second.intent.most_nodes) == (6, 7)
     assert second.intent.excluded == ("n1",)
     assert WAIT_S <= pause_s(world) <= WAIT_S + 120
+    told = notebook.said if tick_s is None else [pause.state for pause in world.pauses]
+    waits = {words for words in told if "u0 waits for nodes" in words}
+    assert len(waits) == 1, "the words change with what they say"
     if tick_s is None:
-        assert len([words for words in notebook.said if "waits for nodes" in words]) == 1
+        assert len([words for words in told if words in waits]) == 1
 
 
 def test_a_node_that_passes_a_validation_meanwhile_ends_the_wait() -> None:

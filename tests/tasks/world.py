@@ -179,6 +179,7 @@ class World:
     objects: dict[str, bytes] = field(default_factory=dict)
     results: dict[int, Mapping[str, UnitResult]] = field(default_factory=dict)
     failures: dict[int, HeadraceError] = field(default_factory=dict)
+    pauses: list[Paused] = field(default_factory=list)
     sbatches: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     passed: dict[str, list[Job]] = field(default_factory=lambda: defaultdict(list))
     parts: dict[str, set[int | None]] = field(default_factory=lambda: defaultdict(set))
@@ -320,8 +321,9 @@ class World:
             )
         except Killed:
             self.start_engine(index, delay_s=RESTART_S)
-        except Paused:
+        except Paused as pause:
             assert self.tick_s is not None
+            self.pauses.append(pause)
             self.start_engine(index, delay_s=self.tick_s)
         except HeadraceError as error:
             if not self.may_fail:
