@@ -142,10 +142,14 @@ class BufferFolder:
     @contextmanager
     def flushing(self) -> Iterator[None]:
         """Of all flushers of this node one at a time: two would free each other's buffers."""
-        self.make()
-        with (self.path / "flusher.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        while True:
+            self.make()
+            with (self.path / "flusher.lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # Whoever had it may have removed the folder; then this lock keeps nobody out.
+                if self._is_in_place(lock.fileno(), "flusher.lock"):
+                    yield
+                    return
 
     def buffer(self, rank: int, slot: int) -> Path:
         return self.path / f"{rank}.{slot}.buffer"
@@ -228,6 +232,12 @@ class BufferFolder:
         except OSError:
             return False
         return True
+
+    def _is_in_place(self, opened: int, name: str) -> bool:
+        try:
+            return os.path.samestat(os.fstat(opened), (self.path / name).stat())
+        except FileNotFoundError:
+            return False
 
     def _plan(self, rank: int) -> Path:
         return self.path / f"{rank}.plan.json"

@@ -47,7 +47,8 @@ def run(context: JobContext, leave: threading.Event) -> None:
         for left in folder.remove_leftovers(now_s=time.time()):
             _say(f"removed checkpoint buffers that an earlier job left in {left}")
         Flusher(context, folder, leave).work()
-    folder.remove()
+        # Still locked: one that waits for its turn must not lose its folder while it works.
+        folder.remove()
 
 
 class Flusher:
