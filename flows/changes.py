@@ -59,6 +59,7 @@ TABLE: tuple[Rule, ...] = (
     _may("store.checksums", _HOW_IT_IS_REACHED),
     _may("store.credentials_file", _HOW_IT_IS_REACHED),
     _may("store.profile", _HOW_IT_IS_REACHED),
+    _may("store.claims", "the run makes its claims where it did at first"),
     _may("store.connect_timeout_s", _HOW_IT_IS_REACHED),
     _may("store.read_timeout_s", _HOW_IT_IS_REACHED),
     _may("store.max_attempts", _HOW_IT_IS_REACHED),

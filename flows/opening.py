@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from storage import embedded
 from storage.attempts import Attempt
 from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import newest_commit
-from storage.errors import HeadraceError, StoreError
+from storage.errors import HeadraceError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.probe import StoreProbe, probe
+from storage.probe import probe
 from storage.records import RunRecord, Stage, new_nonce
 from storage.spec import StoreSpec
 from tasks.context import RunContext
@@ -44,12 +44,15 @@ def base_folder() -> Path:
 @contextmanager
 def open_ledger(spec: PipelineSpec) -> Iterator[tuple[StoreSpec, Ledger]]:
     """The run's ledger, and the store it is in, which stays up for as long as the block lasts."""
-    server = embedded.store_of(spec.store, workdir=spec.workdir)
+    # Whether claims are needed, and where they are, is for the run's record to say.
+    plain = spec.store.model_copy(update={"claims": None})
+    server = embedded.store_of(plain, workdir=spec.workdir)
     if server is None:
-        yield spec.store, _ledger(spec.store, run=spec.run)
+        ledger = _as_begun(_ledger(plain, run=spec.run))
+        yield ledger.store.spec, ledger
         return
     with server.in_use() as endpoint:
-        store = embedded.resolved(spec.store, endpoint)
+        store = embedded.resolved(plain, endpoint)
         yield store, _ledger(store, run=spec.run)
 
 
@@ -102,14 +105,15 @@ def open_run(
         SpecError: the run was begun with another spec, and cannot go on with this one.
         HeadraceError: store, cluster or folder cannot be used.
     """
-    with open_ledger(spec) as (store, ledger):
+    with open_ledger(spec) as (_, found):
         snapshot = take_snapshot(spec.workdir)
-        if (elsewhere := kept_elsewhere(ledger, spec)) is not None:
+        if (elsewhere := kept_elsewhere(found, spec)) is not None:
             eyes.say(elsewhere)
-        record = claim_run(ledger, spec, snapshot)
+        record = claim_run(found, spec, snapshot)
+        ledger = _as_begun(found)
         Home.of_user().remember_run(spec.run, spec.model_dump_json())
         if not again:
-            for line in told_changes(ledger, record, spec):
+            for line in (*told_changes(ledger, record, spec), *_told_claims(ledger, record)):
                 eyes.say(line)
             eyes.say(f"logs: {spec.workdir / spec.run}/<stage>/<attempt>/")
         sweep_workdir(ledger, spec, snapshot, eyes)
@@ -119,7 +123,7 @@ def open_run(
             cluster=open_cluster(spec.cluster, workdir=spec.workdir),
             cluster_spec=spec.cluster,
             retry=spec.retry,
-            store=store,
+            store=ledger.store.spec,
             ledger=ledger,
             snapshot=snapshot,
             eyes=eyes,
@@ -211,12 +215,15 @@ def claim_run(
 
     Raises:
         SpecError: the run was begun with another spec, and cannot go on with this one.
-        StoreError: the store ignores conditions on writes.
+        StoreError: the store has no conditional writes, and no claims can be made in their place.
     """
     found = ledger.run_record()
     if found is None:
         seen = probe(ledger.store, prefix=ledger.keys.probes)
-        _require_conditional(seen, ledger)
+        if not seen.conditional_writes:
+            claims = spec.store.claims or spec.workdir / "claims"
+            claims.mkdir(parents=True, exist_ok=True)
+            seen, ledger = replace(seen, claims=claims), _claiming(ledger, claims)
         found = ledger.claim_run(
             RunRecord(
                 run=spec.run,
@@ -235,13 +242,29 @@ def claim_run(
     return found
 
 
-def _require_conditional(seen: StoreProbe, ledger: Ledger) -> None:
-    if not seen.conditional_writes:
-        raise StoreError(
-            f"the store at {ledger.store.endpoint} ignores `If-None-Match` on writes "
-            f"({seen.evidence[0]}), so two engines could carry out one attempt twice; use a store "
-            "that honours it (AWS S3, MinIO, Ceph, SeaweedFS), or leave store.endpoint_url out for "
-            "the embedded one"
+def _as_begun(ledger: Ledger) -> Ledger:
+    """The ledger by whose rules the run was begun: with claims in its folder, or without any."""
+    record = ledger.run_record()
+    claims = None if record is None else record.store_probe.get("claims")
+    return _claiming(ledger, None if claims is None else Path(claims))
+
+
+def _claiming(ledger: Ledger, claims: Path | None) -> Ledger:
+    if ledger.store.spec.claims == claims:
+        return ledger
+    store = ledger.store.spec.model_copy(update={"claims": claims})
+    return _ledger(store, run=ledger.keys.run)
+
+
+def _told_claims(ledger: Ledger, record: RunRecord) -> Iterator[str]:
+    """The warning of a run whose store would let two writers overwrite each other."""
+    claims = ledger.store.spec.claims
+    if claims is not None:
+        yield (
+            f"warning: the store at {ledger.store.endpoint} has no conditional writes "
+            f"({record.store_probe['evidence'][0]}), so claims are made in {claims}; that must be "
+            "one folder for this host and all nodes, and the run be carried out by one engine at a "
+            "time"
         )
 
 

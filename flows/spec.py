@@ -134,6 +134,7 @@ class PipelineSpec(Model):
                 "store": store.model_copy(
                     update={
                         "credentials_file": at(store.credentials_file),
+                        "claims": at(store.claims),
                         "embedded": embedded,
                     }
                 ),

@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
+from storage.claims import Claims
 from storage.errors import ObjectMissing, StoreError
 from storage.objects import Bytes, Created, DeleteFailure, ObjectInfo
 from storage.s3_client import make_client
@@ -60,6 +61,7 @@ class ObjectStore:
         self.endpoint = spec.endpoint_url or f"AWS S3 in {spec.region}"
         self._pid = os.getpid()
         self._bucket_seen = False
+        self._claims = None if spec.claims is None else Claims(spec.claims, bucket=spec.bucket)
         self._bulk_made: S3Client | None = None
         self._making_bulk = threading.Lock()
         with self.explained("open"):
@@ -184,6 +186,8 @@ class ObjectStore:
         again with the same body settles it.
         """
         _require_portable(key)
+        if self._claims is not None:
+            return self._create_claimed(self._claims, key, body)
         retrying = Retrying(
             retry=retry_if_exception_type(_ConflictError),
             stop=stop_after_attempt(self.spec.max_attempts),
@@ -254,6 +258,9 @@ class ObjectStore:
         failures: list[DeleteFailure] = []
         remaining = iter(dict.fromkeys(keys))
         while batch := list(islice(remaining, DELETE_BATCH)):
+            if self._claims is not None:
+                for key in batch:
+                    self._claims.drop(key)
             with self.explained(f"delete of {len(batch)} keys, the first being", batch[0]):
                 answer = self.client.delete_objects(
                     Bucket=self.bucket,
@@ -309,6 +316,15 @@ class ObjectStore:
             except ClientError as error:
                 if error_code(error) != "BucketAlreadyOwnedByYou" and not self.bucket_exists():
                     raise
+
+    def _create_claimed(self, claims: Claims, key: str, body: bytes) -> Created:
+        """As `create`, in a store that would overwrite: the claim decides, the object follows."""
+        stored = self.get_if_exists(key)
+        if stored is None:
+            stored = claims.take(key, body)
+            if self.get_if_exists(key) is None:
+                self.put(key, stored)
+        return Created(won=stored == body, body=stored)
 
     def _create_once(self, key: str, body: bytes) -> Created:
         with self.explained("create", key):

@@ -11,15 +11,19 @@ import threading
 from base64 import b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from botocore.exceptions import ClientError
 from pydantic import TypeAdapter, ValidationError
 
+from storage.claims import Claims
 from storage.errors import StoreError
+from storage.ledger import Ledger
 from storage.object_store import Created, ObjectStore
+from storage.records import Intent
 from storage.store_failures import error_code
 
 WRITERS = 8
@@ -31,16 +35,22 @@ _UNSUPPORTED = frozenset({400, 405, 501})
 
 @dataclass(frozen=True, kw_only=True)
 class StoreProbe:
-    """What a store was seen to do; `evidence` says in words how each answer was found."""
+    """What a store was seen to do; `evidence` says in words how each answer was found.
+
+    `claims` is the shared folder in which the run makes its claims instead, where the store has no
+    conditional writes.
+    """
 
     conditional_writes: bool
     checksums_enforced: bool
     if_match: bool
     evidence: tuple[str, ...]
+    claims: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As it goes into the run's record."""
-        return asdict(self)
+        found: dict[str, Any] = TypeAdapter(StoreProbe).dump_python(self, mode="json")
+        return found
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> StoreProbe:
@@ -57,6 +67,7 @@ def probe(store: ObjectStore, *, prefix: str) -> StoreProbe:
     Raises StoreError when a request fails for another reason than the one under test, or when the
     store serves something else than was put.
     """
+    store = ObjectStore(store.spec.model_copy(update={"claims": None}))
     folder = f"{prefix}/{secrets.token_hex(8)}"
     try:
         _require_faithful(store, f"{folder}/plain")
@@ -76,6 +87,48 @@ def probe(store: ObjectStore, *, prefix: str) -> StoreProbe:
         if_match=if_match,
         evidence=(race_evidence, checksum_evidence, match_evidence),
     )
+
+
+def check_from_job(ledger: Ledger, intent: Intent) -> None:
+    """See from inside a job that the store is the run's, and does what it did when the run began.
+
+    A node may reach another endpoint than the host on which the run was begun, or see another file
+    system where that one had the claims. The first attempt of a stage looks at all of it, any other
+    only whether its own intent is there.
+
+    Raises:
+        StoreError: it is another store, or another folder of claims, or a cache lies in between.
+    """
+    store = ledger.store
+    found = ledger.intent(intent.stage, intent.attempt)
+    if found is None or found.nonce != intent.nonce:
+        seen = "no such attempt" if found is None else "another attempt of this number"
+        raise StoreError(
+            f"the store at {store.endpoint} as seen from this node is not the one of the run: it "
+            f"holds {seen} ({ledger.keys.intent(intent.stage, intent.attempt)!r} in bucket "
+            f"{store.bucket}); every node must reach the store that the run was begun with"
+        )
+    if intent.attempt > 1:
+        return
+    folder = store.spec.claims
+    if folder is not None:
+        claims = Claims(folder, bucket=store.bucket)
+        key = ledger.keys.run_record
+        if claims.holder(key) != store.get_if_exists(key):
+            raise StoreError(
+                f"{folder} on this node holds no claim on {key!r}, so it is not the folder where "
+                "the run makes its claims; it must lie on a file system that all nodes share"
+            )
+        return
+    key = f"{ledger.keys.probes}/job-{secrets.token_hex(8)}"
+    outcomes = [store.create(key, body).won for body in (b"first", b"second")]
+    store.delete([key])
+    if outcomes != [True, False]:
+        raise StoreError(
+            f"the store at {store.endpoint} ignores `If-None-Match` as seen from this node, and "
+            "honoured it when the run began; every node must reach the same endpoint, with no "
+            "cache or proxy in between"
+        )
 
 
 def _require_faithful(store: ObjectStore, key: str) -> None:

@@ -71,6 +71,11 @@ class StoreSpec(Model):
         None, description="A shared AWS credentials file that every node can read."
     )
     profile: str | None = None
+    claims: FolderOrFile | None = Field(
+        None,
+        description="Folder on a file system that all nodes share, used only where the store has "
+        "no conditional writes; by default `<workdir>/claims`.",
+    )
     connect_timeout_s: float = Field(5.0, gt=0)
     read_timeout_s: float = Field(30.0, gt=0)
     max_attempts: int = Field(8, ge=1, le=50)
