@@ -35,9 +35,13 @@ def train(context: RunContext, spec: TrainSpec, *, manifest_key: str) -> StageRe
 
 
 def inputs(context: RunContext, spec: TrainSpec, *, manifest_key: str) -> Mapping[str, Any]:
-    """What the model depends on; a corpus that was merely moved is the same data set."""
+    """What the model depends on; a corpus that was merely moved is the same data set.
+
+    When checkpoints are saved changes nothing in it, so a run that is asked to save at other times
+    keeps its attempts, and one that is finished stays so.
+    """
     return {
-        "train": spec,
+        "train": spec.model_dump(exclude={"checkpoint"}),
         "dataset": load_manifest(context.ledger.store, manifest_key).dataset_id,
         "nodes": context.cluster_spec.nodes,
         "ranks_per_node": context.cluster_spec.ranks_per_node,

@@ -93,8 +93,10 @@ class Checkpointer:
         """Makes the buffers, before the first step. Collective.
 
         Raises:
-            JobExit: with OUT_OF_MEMORY, when a node has no room for them.
+            JobExit: with BAD_CONFIG, when a node does not let them be made where the spec says;
+                with OUT_OF_MEMORY, when it has no room for them.
         """
+        self._ranks.from_all(self._make_folder)
         try:
             self._stager.prepare(dict(self._state))
         except CheckpointError as error:
@@ -231,6 +233,16 @@ class Checkpointer:
                 raise
             # Whatever ended the training is what is to be heard.
             print(f"headrace: {error}", flush=True)
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.make()
+        except OSError as error:
+            raise JobExit(
+                ExitCode.BAD_CONFIG,
+                f"train.checkpoint.buffer_dir {str(self._spec.buffer_dir)!r} must be memory that "
+                f"{self._context.identity.node} may write to: {error}; leave it out for /dev/shm",
+            ) from error
 
     def _await_commit(self, step: int, until: float) -> int:
         """Rank 0's part: how many commits there are when that of `step` stands."""

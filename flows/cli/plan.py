@@ -62,8 +62,7 @@ def _rows(spec: PipelineSpec, sums: RunSums) -> dict[str, str]:
         "tokens in all": f"{sums.total_tokens:,} in {train.steps:,} steps",
         "training FLOPs": f"{sums.flops_per_token * sums.total_tokens:.3g}",
         "weights and optimizer a rank": _size(sums.state_bytes_per_rank),
-        "a checkpoint": f"{_size(sums.checkpoint_bytes)}, every "
-        f"{train.checkpoint.every_steps:,} steps",
+        "a checkpoint": f"{_size(sums.checkpoint_bytes)}, {train.checkpoint}",
     }
 
 

@@ -55,6 +55,7 @@ from tasks.shard import shard
 from tasks.smoke import smoke
 from tasks.spec import SmokeSpec
 from tasks.stage import fingerprint
+from tasks.train import inputs as train_inputs
 from tasks.train import units as train_units
 from tasks.validate import validate
 from tests.slurm.measures import GOOD
@@ -624,6 +625,17 @@ def test_the_training_is_one_job_over_all_ranks_that_resumes(
     assert unit.sidecar == "storage.checkpoints.flusher"
     (unit,) = train_units(make_run(nodes="3-5").context, TrainSpec(), manifest_key="none")
     assert (unit.nodes, unit.most_nodes) == (3, 5)
+
+
+def test_saving_at_other_times_is_the_same_training(
+    make_run: Callable[..., Run], manifest_key: str
+) -> None:
+    def asked(changed: Mapping[str, Any]) -> str:
+        run, spec = make_run(), TrainSpec.model_validate(changed)
+        return run.asked(Stage.TRAIN, train_inputs(run.context, spec, manifest_key=manifest_key))
+
+    assert asked({"checkpoint": {"auto": True}}) == asked({})
+    assert asked({"seed": 1}) != asked({})
 
 
 class TestPrune:

@@ -179,12 +179,12 @@ def close(bench: Bench, job: JobDescription) -> None:
     assert bench.ledger().claim_end(job.intent, end).won
 
 
-def test_an_attempt_that_was_closed_commits_nothing(bench: Bench) -> None:
+def test_an_attempt_that_was_closed_does_not_begin(bench: Bench) -> None:
     job = bench.job()
     close(bench, job)
     for left in run_distributed_test(run_job, 2, job):
         assert left.code == ExitCode.FENCED
-        assert "step 4 is not committed" in left.message
+        assert "attempt 1 was closed or replaced" in left.message
     assert commits(bench) == []
 
 
