@@ -1,0 +1,154 @@
+"""What happens in a round, drawn from its seed alone: pure, so that a round can be had again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from tests.storage.checkpoints.kills.faults import Deed, Fault, Site, choose_site
+
+START_S, TRAINING_S = 0.3, 0.7
+"""About what it takes to begin, and then to train to the end: times are drawn from these."""
+WAKES = ("start", "loading", "resumed", "committed", "end")
+MOST_TIMES = 8
+CHANCES = (0.95, 0.6, 0.4, 0.25)
+"""That something happens to the first attempt, the second, and so on; then nothing does."""
+
+_ROLES = {"rank0": 3, "rank1": 2, "flusher0": 3, "flusher1": 1}
+_DEEDS = {
+    Deed.KILL: 50,
+    Deed.ZOMBIE: 22,
+    Deed.PAUSE: 6,
+    Deed.NODE: 8,
+    Deed.TWIN: 6,
+    Deed.DELAY: 12,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A round. `faults` are those of its attempts, in their order; `worlds` their ranks."""
+
+    seed: int
+    nodes: int = 1
+    buffers: int = 2
+    every_steps: int = 3
+    step_s: float = 0.0
+    waits: bool = True
+    awaits_last: bool = False
+    worlds: tuple[int, ...] = (2,)
+    faults: tuple[tuple[Fault, ...], ...] = ()
+    server_kills_s: tuple[float, ...] = ()
+    """After the first resume: training shall go on meanwhile, without a save if need be."""
+
+    def world(self, attempt: int) -> int:
+        """Of attempts from 1 on; those without a number of their own take the last one."""
+        return self.worlds[min(attempt, len(self.worlds)) - 1]
+
+    def faults_of(self, attempt: int) -> tuple[Fault, ...]:
+        return self.faults[attempt - 1] if attempt <= len(self.faults) else ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"seed {self.seed}: {self.nodes} nodes, {self.buffers} buffers, ranks {self.worlds}, "
+            f"every {self.every_steps} steps of {self.step_s:.3f} s, "
+            f"{'waits for' if self.waits else 'skips without'} a free buffer, "
+            f"{'awaits' if self.awaits_last else 'does not await'} the last save"
+            + "".join(f", server killed {one:.2f} s after resumed" for one in self.server_kills_s)
+        ]
+        for number, faults in enumerate(self.faults, start=1):
+            lines.extend(f"  attempt {number}: {fault}" for fault in faults)
+        return "\n".join(lines)
+
+
+def draw(seed: int, sites: tuple[Site, ...], *, server_kills: bool = False) -> Plan:
+    """A random round."""
+    random = Random(f"round {seed}")
+    nodes = random.choice((1, 1, 2))
+    worlds = tuple(random.choices((2, 1, 3), (7, 1, 1))[0] for _ in CHANCES)
+    worlds = tuple(max(world, nodes) for world in worlds)
+    faults = []
+    for world, chance in zip(worlds, CHANCES, strict=True):
+        roles = _roles(world, nodes)
+        drawn: list[Fault] = []
+        if random.random() < (chance / 2 if server_kills else chance):
+            for _ in range(random.choice((1, 1, 1, 2))):
+                drawn.extend(_draw_fault(random, sites, roles))
+        faults.append(tuple(drawn))
+    kills = sorted(random.uniform(0.0, 2.0) for _ in range(random.choice((1, 1, 2))))
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        buffers=random.choice((1, 2, 2)),
+        every_steps=random.choice((1, 2, 3)),
+        step_s=random.choice((0.0, 0.01, 0.03)) + (0.15 if server_kills else 0.0),
+        waits=random.random() < 0.8 and not server_kills,
+        awaits_last=random.random() < 0.5,
+        worlds=worlds,
+        faults=tuple(faults),
+        server_kills_s=tuple(kills) if server_kills else (),
+    )
+
+
+def at_site(seed: int, site: Site, deed: Deed) -> Plan:
+    """A round in which a process meets this fault in its first attempt."""
+    random = Random(f"site {seed} {site} {deed}")
+    nodes = 2 if site.role == "flusher1" else random.choice((1, 2))
+    fault = Fault(
+        role=site.role,
+        deed=deed,
+        site=site,
+        nth=_nth(random, site),
+        lasts_s=random.uniform(0.02, 0.3),
+        wakes=random.choice(WAKES) if deed is Deed.ZOMBIE else "",
+    )
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        buffers=random.choice((1, 2)),
+        every_steps=random.choice((1, 2, 3)),
+        step_s=random.choice((0.0, 0.01, 0.03)),
+        waits=random.random() < 0.8,
+        awaits_last=random.random() < 0.5,
+        faults=((fault,),),
+    )
+
+
+def _roles(world: int, nodes: int) -> Sequence[str]:
+    ranks = [f"rank{rank}" for rank in range(min(world, 2))]
+    return [*ranks, "flusher0", *(["flusher1"] if nodes > 1 else ())]
+
+
+def _draw_fault(random: Random, sites: tuple[Site, ...], roles: Sequence[str]) -> list[Fault]:
+    role = random.choices(roles, [_ROLES[one] for one in roles])[0]
+    is_flusher = role.startswith("flusher")
+    deeds = [deed for deed in _DEEDS if is_flusher or deed is not Deed.TWIN]
+    deed = random.choices(deeds, [_DEEDS[one] for one in deeds])[0]
+    faults = [_fault(random, sites, role, deed)]
+    while is_flusher and deed is Deed.KILL and random.random() < 0.35:
+        faults.append(_fault(random, sites, role, deed, incarnation=len(faults)))
+    return faults
+
+
+def _fault(
+    random: Random, sites: tuple[Site, ...], role: str, deed: Deed, *, incarnation: int = 0
+) -> Fault:
+    at_line = deed is Deed.DELAY or random.random() < 0.75
+    site = choose_site(random, sites, role) if at_line else None
+    since = random.choices(("resumed", "start"), (4, 1))[0]
+    return Fault(
+        role=role,
+        deed=deed,
+        incarnation=incarnation,
+        site=site,
+        nth=1 if site is None else _nth(random, site),
+        since=since,
+        after_s=random.uniform(0.0, START_S if since == "start" else TRAINING_S),
+        lasts_s=random.uniform(0.02, 0.3),
+        wakes=random.choice(WAKES) if deed is Deed.ZOMBIE else "",
+    )
+
+
+def _nth(random: Random, site: Site) -> int:
+    return random.randint(1, min(site.times, MOST_TIMES))

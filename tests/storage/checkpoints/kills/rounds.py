@@ -1,0 +1,421 @@
+"""A round: a training is carried to its last step, attempt after attempt, whatever happens to it.
+
+This process only forks and waits; it plays the engine (intents, floors, ends), srun and the batch
+step. What it asserts are the promises: where an attempt goes on from, and every loss.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+from storage.checkpoint_records import CommitRef
+from storage.checkpoints.commits import commit_places, counting_commits, newest_commit
+from storage.embedded import EmbeddedStore
+from storage.errors import StoreError
+from storage.keys import RunKeys
+from storage.ledger import Ledger
+from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, Stage, Why, new_nonce
+from storage.spec import StoreSpec
+from tests.storage.checkpoints.kills.faults import Site
+from tests.storage.checkpoints.kills.jobs import JobProcesses
+from tests.storage.checkpoints.kills.judging import judge
+from tests.storage.checkpoints.kills.plans import Plan
+from tests.storage.checkpoints.kills.processes import UnusedStore, fork
+from tests.storage.checkpoints.kills.training import LAST_STEP, reference_loss
+
+T = TypeVar("T")
+
+MOST_ATTEMPTS = 12
+ATTEMPT_DEADLINE_S = 60.0
+STORE_DEADLINE_S = 90.0
+SETTLE_S = 3.0
+POLL_S = 0.003
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What came of a round. `met` are the faults that really happened."""
+
+    seed: int
+    failure: str = ""
+    story: str = ""
+    attempts: int = 0
+    resumes: int = 0
+    commits: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    met: list[str] = field(default_factory=list)
+    woken: int = 0
+    server_kills: int = 0
+    wall_s: float = 0.0
+    sites: list[Site] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """What a round's process inherits: stores that nobody has used, and where to write."""
+
+    spec: StoreSpec
+    for_round: UnusedStore
+    for_children: UnusedStore
+    folder: Path
+    server: EmbeddedStore
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """A commit of this step was reported, or seen, not later than at this time."""
+
+    at: float
+    step: int
+
+
+class Round:
+    """Carries a plan out. Any broken promise is an AssertionError."""
+
+    def __init__(self, parent: Parent, plan: Plan, *, lines: bool = False) -> None:
+        self.report = Report(seed=plan.seed)
+        self._parent = parent
+        self._plan = plan
+        self._lines = lines
+        self._random = Random(f"carried out {plan.seed}")
+        self._name = f"r{plan.seed}-{new_nonce()}"
+        self._folder = parent.folder / self._name
+        self._folder.mkdir(parents=True)
+        self._ledger = Ledger(parent.for_round.adopt(), RunKeys(prefix="", run=self._name))
+        self._jobs: list[JobProcesses] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._heard = 0
+        self._loading_at: dict[int, float] = {}
+        self._promises: list[_Promise] = []
+        self._steps: dict[int, int] = {}
+        self._stood: dict[str, str] = {}
+        self._restarting: int | None = None
+
+    def run(self) -> Report:
+        begin = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            self._carry_out()
+        except (AssertionError, StoreError) as error:
+            self.report.failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._end_all()
+        self.report.wall_s = time.monotonic() - begin
+        if self.report.failure:
+            self.report.story = self._story()
+        return self.report
+
+    def _carry_out(self) -> None:
+        newest: CommitRef | None = None
+        while newest is None or newest.step < LAST_STEP:
+            number = len(self._jobs) + 1
+            assert number <= MOST_ATTEMPTS, "no attempt comes to the end"
+            job = self._start(number, floor=newest)
+            self._attend(job)
+            self._end(job)
+            newest = self._newest()
+            is_disturbed = job.abandoned is not None or job.plan.faults_of(number)
+            assert is_disturbed or not job.is_good or _step(newest) == LAST_STEP, (
+                f"attempt {number} came to its end undisturbed, and its last save is not committed"
+            )
+        if any(job.abandoned for job in self._jobs):
+            self._settle_zombies()
+            last = self._start(len(self._jobs) + 1, floor=newest, is_last=True)
+            self._attend(last)
+            assert self._steps[last.number] == LAST_STEP
+            self._end(last)
+        with self._insisting() as insist:
+            self._require_unchanged()
+            holdings = insist(lambda: judge(self._ledger, seed=self._plan.seed))
+        self.report.commits = holdings.commits
+        self.report.orphans = holdings.orphans
+        self.report.orphan_bytes = holdings.orphan_bytes
+        self._wait_for_server()
+        self._ledger.store.delete(info.key for info in self._ledger.store.list(f"{self._name}/"))
+
+    # What an engine does.
+
+    def _start(
+        self, number: int, *, floor: CommitRef | None, is_last: bool = False
+    ) -> JobProcesses:
+        """The last one only looks where a job would go on from, as a single rank."""
+        intent = self._intent(number, floor)
+        with self._insisting() as insist:
+            insist(lambda: self._ledger.claim_intent(intent))
+        job = JobProcesses(
+            intent=intent,
+            plan=Plan(seed=self._plan.seed) if is_last else self._plan,
+            world=1 if is_last else self._plan.world(number),
+            has_flushers=not is_last,
+            folder=self._folder,
+            spec=self._parent.spec,
+            made=self._parent.for_children,
+            at=self._at,
+            random=self._random,
+            lines=self._lines,
+        )
+        self._jobs.append(job)
+        self.report.attempts = number
+        job.start()
+        self._wake("start")
+        return job
+
+    def _intent(self, number: int, floor: CommitRef | None) -> Intent:
+        return Intent(
+            run=self._name,
+            stage=Stage.TRAIN,
+            unit="train",
+            attempt=number,
+            token=f"kills-{self._name}-{number}",
+            nonce=new_nonce(),
+            cluster="local",
+            user="me",
+            why=Why.FIRST if number == 1 else Why.RESUMED,
+            after=None if number == 1 else number - 1,
+            nodes=self._plan.nodes,
+            ranks_per_node=1,
+            fingerprint="f",
+            floor=floor,
+            created_at=datetime.now(UTC),
+        )
+
+    def _end(self, job: JobProcesses) -> None:
+        for folder in job.buffer_folders:
+            left = job.abandoned is not None or job.node_died or not job.has_flushers
+            assert left or not folder.path.exists(), f"{folder.path} was left behind"
+        record = End(
+            diagnosis=Diagnosis(kind=Kind.UNKNOWN),
+            decision=Decision(action=Action.RESUME, reason="a kill"),
+            by="round",
+            nonce=new_nonce(),
+            at=datetime.now(UTC),
+        )
+        with self._insisting() as insist:
+            insist(lambda: self._ledger.claim_end(job.intent, record))
+
+    def _newest(self) -> CommitRef | None:
+        """The next intent's floor: never older than what was reported or could be seen."""
+        self._observe()
+        with self._insisting() as insist:
+            newest = insist(lambda: newest_commit(self._ledger))
+        at_least = max((one.step for one in self._promises), default=0)
+        assert _step(newest) >= at_least, f"{newest}, and step {at_least} was reported before"
+        return newest
+
+    def _observe(self) -> None:
+        """What anybody can see in the store at this moment is a promise to whoever loads later."""
+        with self._insisting() as insist:
+            places = insist(lambda: list(commit_places(self._ledger)))
+            now = time.monotonic()
+            self._listen()
+            for step, attempt in places:
+                self._promise(now, attempt=attempt, step=step)
+            infos = insist(lambda: list(self._ledger.store.list(self._ledger.keys.checkpoints)))
+        self._stood |= {info.key: info.etag for info in infos}
+
+    def _require_unchanged(self) -> None:
+        """Nothing that once stood was replaced by something else, or went away."""
+        infos = self._ledger.store.list(self._ledger.keys.checkpoints)
+        stands = {info.key: info.etag for info in infos}
+        changed = [key for key, etag in self._stood.items() if stands.get(key) != etag]
+        assert not changed, f"was overwritten or removed: {changed}"
+
+    # What srun, the batch step and the kernel do.
+
+    def _attend(self, job: JobProcesses) -> None:
+        deadline = time.monotonic() + ATTEMPT_DEADLINE_S
+        while not (job.is_over or job.abandoned):
+            assert time.monotonic() < deadline, f"attempt {job.number} hangs"
+            self._tick()
+            job.leave_if_ranks_are_over()
+            time.sleep(POLL_S)
+        self._tick()
+
+    def _tick(self) -> None:
+        self._reap()
+        self._listen()
+        while self._agenda and self._agenda[0][0] <= time.monotonic():
+            heapq.heappop(self._agenda)[2]()
+
+    def _at(self, after_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (time.monotonic() + after_s, next(self._order), act))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._restarting:
+                self._restarting = None
+                assert status == 0, "the server does not come back"
+                continue
+            job, child = next(
+                (job, child) for job in self._jobs for child in job.children if child.pid == pid
+            )
+            # What it said comes first: whether it met its fault decides what its end means.
+            self._listen()
+            if os.WIFSTOPPED(status):
+                job.stopped(child)
+            else:
+                job.ended(child, os.waitstatus_to_exitcode(status))
+
+    def _settle_zombies(self) -> None:
+        """Those that still sleep wake, and may do what they can, until they leave or are killed."""
+        zombies = [job for job in self._jobs if job.abandoned]
+        counted = counting_commits(self._ledger)
+        self._observe()
+        for job in zombies:
+            self.report.woken += job.wake()
+        self._wait_until(lambda: all(c.code is not None for job in zombies for c in job.ranks))
+        for job in zombies:
+            job.kill(job.ranks)
+            job.tell_to_leave()
+        self._wait_until(lambda: all(job.is_over for job in zombies))
+        for job in zombies:
+            job.kill(job.children)
+        self._wait_until(lambda: all(c.code is not None for job in zombies for c in job.children))
+        now = counting_commits(self._ledger)
+        assert now == counted, f"zombies changed what counts: {counted} is now {now}"
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SETTLE_S
+        while not is_so() and time.monotonic() < deadline:
+            self._tick()
+            time.sleep(POLL_S)
+
+    def _wake(self, occasion: str) -> None:
+        for job in self._jobs:
+            if job.abandoned is not None and job.abandoned.wakes == occasion:
+                self.report.woken += job.wake()
+
+    def _end_all(self) -> None:
+        for job in self._jobs:
+            job.kill(job.children)
+        for job in self._jobs:
+            for child in job.children:
+                if child.code is None:
+                    os.waitpid(child.pid, 0)
+            for folder in job.buffer_folders:
+                folder.remove()
+        self._wait_for_server()
+
+    # What the server goes through.
+
+    def _kill_server(self) -> None:
+        if self._restarting is not None:
+            return
+        pid = self._parent.server.status().pid
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            self.report.server_kills += 1
+        log = self._folder / "server.log"
+        self._restarting = fork(self._start_server, log=log)
+
+    def _start_server(self) -> None:
+        self._parent.server.ensure()
+
+    def _wait_for_server(self) -> None:
+        if self._restarting is not None:
+            os.waitpid(self._restarting, 0)
+            self._restarting = None
+
+    @contextmanager
+    def _insisting(self) -> Iterator[Callable[[Callable[[], T]], T]]:
+        """What the engine asks of the store it asks again, while a server is on its way back."""
+
+        def insist(ask: Callable[[], T]) -> T:
+            deadline = time.monotonic() + STORE_DEADLINE_S
+            while True:
+                try:
+                    return ask()
+                except StoreError:
+                    if not self._plan.server_kills_s or time.monotonic() > deadline:
+                        raise
+                time.sleep(0.1)
+
+        yield insist
+
+    # What the processes say.
+
+    def _listen(self) -> None:
+        path = self._folder / "events.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._heard)
+            told = file.read()
+        whole = told[: told.rfind(b"\n") + 1]
+        self._heard += len(whole)
+        for line in whole.splitlines():
+            event = json.loads(line)
+            self._jobs[event["attempt"] - 1].heard(event)
+            self._judge(event)
+
+    def _judge(self, event: dict[str, Any]) -> None:
+        kind, attempt = event["kind"], event["attempt"]
+        if kind == "line":
+            site = Site(event["role"], event["file"], event["line"], event["times"])
+            self.report.sites.append(site)
+        elif kind == "met":
+            self.report.met.append(event["fault"])
+        elif kind == "loading":
+            self._loading_at.setdefault(attempt, event["at"])
+            self._wake("loading")
+        elif kind == "resumed":
+            if not self._steps:
+                for after_s in self._plan.server_kills_s:
+                    self._at(after_s, self._kill_server)
+            self._judge_resume(event)
+            self._wake("resumed")
+        elif kind == "loss":
+            assert event["step"] == self._steps[attempt] + 1
+            self._steps[attempt] = event["step"]
+            assert event["loss"] == reference_loss(event["step"]), f"the loss is another: {event}"
+        elif kind == "outcome" and event["result"] == "committed":
+            self._promise(event["at"], attempt=attempt, step=event["step"])
+            self._wake("committed")
+
+    def _judge_resume(self, event: dict[str, Any]) -> None:
+        attempt, step = event["attempt"], event["step"]
+        assert not event["faults"], f"attempt {attempt} resumed into another state: {event}"
+        since = self._loading_at[attempt]
+        at_least = max((one.step for one in self._promises if one.at < since), default=0)
+        assert step >= at_least, f"{event}, and a commit of step {at_least} was reported before"
+        if attempt not in self._steps:
+            self._steps[attempt] = step
+            self.report.resumes += step > 0
+
+    def _promise(self, at: float, *, attempt: int, step: int) -> None:
+        """A commit of an attempt that has no successor yet; a zombie's promises nothing."""
+        if not any(later > attempt and since < at for later, since in self._loading_at.items()):
+            self._promises.append(_Promise(at, step))
+
+    def _story(self) -> str:
+        logs = (
+            f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}"
+            for log in sorted(self._folder.glob("*.log"))
+        )
+        events = (self._folder / "events.jsonl").read_text().splitlines()
+        said = "\n".join(line[:400] for line in events if '"line"' not in line)
+        return f"{self._plan}\n{said}\n" + "\n".join(logs)
+
+
+def _step(ref: CommitRef | None) -> int:
+    return 0 if ref is None else ref.step
