@@ -23,6 +23,7 @@ from slurm.sidecars import LocalGuards, Sidecars, SrunGuards
 from storage.errors import HeadraceError, StoreError
 from storage.job import JobDescription
 from storage.ledger import Ledger
+from storage.probe import check_from_job
 from storage.records import Exit, ExitCode, JobIdentity, Start, new_nonce
 
 _LOG_BYTES = 6000
@@ -146,9 +147,10 @@ def run_batch(job: JobDescription, placement: Placement, signals: Signals) -> in
     """Carry the job out and return the code to leave with.
 
     Raises:
-        StoreError: the ledger cannot be reached.
+        StoreError: the ledger cannot be reached, or is another one than the run's.
     """
     ledger = job.open_ledger()
+    check_from_job(ledger, job.intent)
     leave = pass_start(ledger, job, placement)
     if leave is ExitCode.FENCED:
         return leave

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from storage.errors import StoreError
+from storage.keys import RunKeys
+from storage.ledger import Ledger
 from storage.object_store import ObjectStore
-from storage.probe import StoreProbe, probe
+from storage.probe import StoreProbe, check_from_job, probe
+from storage.records import Intent
+from tests.storage.checkpoints import work
 from tests.storage.meddler import Answered, Asked, Forward, Meddler
 
 
@@ -100,3 +107,52 @@ def test_keys_that_cannot_be_removed_are_an_error(meddled: ObjectStore, meddler:
 def test_what_is_no_probe_record_is_refused() -> None:
     with pytest.raises(StoreError, match="not the record of a store probe"):
         StoreProbe.from_json({"conditional_writes": True})
+
+
+def job_of(store: ObjectStore, attempt: int = 1) -> tuple[Ledger, Intent]:
+    """A job's view of a run that was begun in this store."""
+    ledger = Ledger(store, RunKeys(prefix="", run=work.RUN))
+    intent = work.make_intent(attempt)
+    ledger.claim_intent(intent)
+    return ledger, intent
+
+
+@pytest.mark.s3
+def test_a_job_that_sees_the_run_s_store_goes_on_and_leaves_nothing(store: ObjectStore) -> None:
+    ledger, intent = job_of(store)
+    check_from_job(ledger, intent)
+    assert list(store.list(ledger.keys.probes)) == []
+
+
+def test_a_job_that_sees_another_store_is_told_so(meddled: ObjectStore) -> None:
+    ledger, intent = job_of(meddled)
+    with pytest.raises(StoreError, match="not the one of the run: it holds no such attempt"):
+        check_from_job(ledger, replace(intent, attempt=2))
+    with pytest.raises(StoreError, match="holds another attempt of this number"):
+        check_from_job(ledger, replace(intent, nonce="other"))
+
+
+def test_a_job_whose_endpoint_ignores_conditions_is_told_so_by_the_first_attempt(
+    meddled: ObjectStore, meddler: Meddler
+) -> None:
+    ledger, first = job_of(meddled)
+    _, second = job_of(meddled, attempt=2)
+    meddler.rule = lambda asked, forward: forward(asked.without("if-none-match"))
+    with pytest.raises(StoreError, match="ignores `If-None-Match` as seen from this node"):
+        check_from_job(ledger, first)
+    check_from_job(ledger, second)
+
+
+def test_a_job_that_sees_another_folder_of_claims_is_told_so(
+    meddled: ObjectStore, meddler: Meddler, tmp_path: Path
+) -> None:
+    meddler.rule = lambda asked, forward: forward(asked.without("if-none-match"))
+    for name in ("engine", "node"):
+        (tmp_path / name).mkdir()
+    by_engine = meddled.spec.model_copy(update={"claims": tmp_path / "engine"})
+    ledger, intent = job_of(ObjectStore(by_engine))
+    ledger.store.create(ledger.keys.run_record, b"{}")
+    check_from_job(ledger, intent)
+    by_node = meddled.spec.model_copy(update={"claims": tmp_path / "node"})
+    with pytest.raises(StoreError, match="holds no claim on 'demo/run"):
+        check_from_job(Ledger(ObjectStore(by_node), ledger.keys), intent)
