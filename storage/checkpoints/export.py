@@ -26,8 +26,8 @@ from storage.checkpoints.layout import Chunk, TensorLayout, crc_text
 from storage.errors import CheckpointError, ObjectMissing
 from storage.object_store import ObjectStore
 
-SLAB_BYTES = 16 * 2**20
-AHEAD_BYTES = 128 * 2**20
+SLAB_BYTES = 8 * 2**20
+AHEAD_BYTES = 64 * 2**20
 THREADS = 8
 FILE_BYTES = 5 * 10**9
 INDEX_NAME = "model.safetensors.index.json"

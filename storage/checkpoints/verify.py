@@ -25,7 +25,7 @@ from storage.checkpoints.layout import BLOCK_BYTES, Chunk, crc_text
 from storage.errors import ObjectMissing
 from storage.object_store import ObjectStore
 
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 8 * 2**20
 THREADS = 8
 
 Parts = Sequence[tuple[str, Chunk]]
