@@ -118,6 +118,7 @@ def compose(view: RunView) -> tuple[Block, ...]:
     return (
         Heading(text=f"Run {view.run}{_descent(view)}", level=1),
         overview(view),
+        *_store(view.record),
         *_nodes(view.stages.get(Stage.VALIDATE)),
         *_scaling(view.stages.get(Stage.SMOKE), min_efficiency=view.min_efficiency),
         *_loss(view.points),
@@ -146,6 +147,23 @@ def overview(view: RunView) -> Table:
         found = summary(record) if record is not None and is_told else word.reason
         rows.append((stage.value, word.standing.value, found, str(len(attempts))))
     return Table(columns=("stage", "state", "result", "attempts"), rows=tuple(rows))
+
+
+def _store(record: RunRecord | None) -> list[Block]:
+    """What the store was seen to do when the run began."""
+    found = record.store_probe if record is not None else {}
+    if "conditional_writes" not in found:
+        return []
+    checks = "are enforced" if found.get("checksums_enforced") else "are not enforced"
+    if found["conditional_writes"]:
+        words = f"The store honours conditional writes; checksums of uploads {checks} by it."
+    else:
+        words = (
+            f"Warning: the store has no conditional writes. Claims are made in {found['claims']}, "
+            "which must be one folder for all hosts of this run, and one engine at a time is to "
+            f"carry it out. Checksums of uploads {checks} by the store."
+        )
+    return [Paragraph(text=words)]
 
 
 def _nodes(record: StageRecord | None) -> list[Block]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage.checkpoint_records import Commit, FileRecord
-from storage.records import Refusal, Stage
+from storage.records import Refusal, RunRecord, Stage
 from tasks.curves import Point
 from tasks.documents import Picture, Table, to_markdown
 from tasks.plots import Measured, loss_plot, scaling_plot
@@ -104,6 +104,30 @@ def test_a_run_that_has_not_begun_has_a_report() -> None:
     blocks = compose(view())
     (table,) = [block for block in blocks if isinstance(block, Table)]
     assert [row[:2] for row in table.rows] == [(stage.value, "not begun") for stage in Stage]
+
+
+@pytest.mark.parametrize(
+    ("probe", "told"),
+    [
+        ({"conditional_writes": True, "checksums_enforced": True}, "honours conditional writes"),
+        (
+            {"conditional_writes": False, "checksums_enforced": False, "claims": "/shared/claims"},
+            "Warning: the store has no conditional writes. Claims are made in /shared/claims",
+        ),
+    ],
+)
+def test_what_the_store_was_seen_to_do_is_told(probe: dict[str, Any], told: str) -> None:
+    begun = RunRecord(
+        run="r",
+        spec={},
+        code="c",
+        git_commit=None,
+        git_dirty=None,
+        store_probe=probe,
+        nonce="n",
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    assert told in to_markdown(compose(view(record=begun)))
 
 
 def test_each_node_is_shown_with_its_verdict_figures_and_findings() -> None:
