@@ -25,8 +25,8 @@ RANGE_BYTES = 32 * 2**20
 BOX_BYTES = RANGE_BYTES - 3 * BLOCK_BYTES
 """No box that is read in one request is longer: it has to be widened, and padding may follow."""
 DIRECT_BYTES = 4 * 2**20
-"""From here on a request of its own costs less than copying the bytes once more."""
-REQUEST_BYTES = 512 * 2**10
+"""From here on a request of its own costs no more than copying the bytes once more."""
+REQUEST_BYTES = 2 * 2**20
 """A request costs about as much as so many bytes: no longer gap is read to save one."""
 SPARE = 32
 """One byte in so many that a rank wants may be read beside them, to save requests."""
@@ -175,7 +175,9 @@ class Requests:
             return Piece(item, stored, first, last, start, end, view, whole)
 
         inner_start, inner_end = _inner(stored, first, last)
-        if inner_end - inner_start < DIRECT_BYTES:
+        # The blocks at the ends that are wanted in part cost a request each.
+        num_requests = 1 + (start < inner_start) + (inner_end < end)
+        if inner_end - inner_start < num_requests * DIRECT_BYTES:
             self._add_small(piece(start, end), last - first)
             return
         for at, to in _parts(inner_start, inner_end):
@@ -203,8 +205,9 @@ class Requests:
 def boxes(item: ReadItem, chunk: Chunk) -> Iterator[ReadItem]:
     """The item cut along its outer dimensions, until no part has a gap that is dear to read.
 
-    A box of some columns is a run of bytes for each row. With many narrow columns the gaps are
-    short and reading over them costs less than a request for each row.
+    A box of some columns is a run of bytes for each row, and reading over short gaps costs less
+    than a request for each row. So a rank that wants a part of the columns of a chunk reads the
+    chunk's rows whole, unless they are of several MiB.
     """
     first, last = _extent(item, chunk)
     dim = next((dim for dim, length in enumerate(item.lengths) if length > 1), None)

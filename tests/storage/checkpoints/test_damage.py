@@ -30,8 +30,6 @@ from tests.ranks import ALONE
 from tests.storage.checkpoints import work
 from tests.storage.checkpoints.held import HeldStore
 
-pytestmark = pytest.mark.s3
-
 OLDER, NEWER = 10, 20
 
 
@@ -155,7 +153,13 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(small_files: None, store: ObjectStore) -> Run:
+def run(small_files: None) -> Run:
+    return Run.of(HeldStore({}), make_state)
+
+
+@pytest.fixture
+def served(small_files: None, store: ObjectStore) -> Run:
+    """On a real server."""
     return Run.of(store, make_state)
 
 
@@ -177,7 +181,10 @@ def test_a_flip_of_any_byte_of_any_object_is_stepped_back_from() -> None:
     assert undetected == []
 
 
-def test_a_flip_is_stepped_back_from_wherever_it_is(run: Run) -> None:
+@pytest.mark.s3
+def test_a_flip_is_stepped_back_from_wherever_it_is(served: Run) -> None:
+    run = served
+
     @settings(max_examples=30)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
@@ -190,7 +197,12 @@ def test_a_flip_is_stepped_back_from_wherever_it_is(run: Run) -> None:
     check()
 
 
-def test_what_is_cut_or_lengthened_or_gone_or_overwritten_is_stepped_back_from(run: Run) -> None:
+@pytest.mark.s3
+def test_what_is_cut_or_lengthened_or_gone_or_overwritten_is_stepped_back_from(
+    served: Run,
+) -> None:
+    run = served
+
     @settings(max_examples=30)
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
@@ -209,9 +221,8 @@ def test_what_is_cut_or_lengthened_or_gone_or_overwritten_is_stepped_back_from(r
     check()
 
 
-def test_two_objects_that_changed_places_are_stepped_back_from(small_files: None) -> None:
+def test_two_objects_that_changed_places_are_stepped_back_from(run: Run) -> None:
     """Of one checkpoint, and of two; of one size, too."""
-    run = Run.of(HeldStore({}), make_state)
     commits = [
         decode_sealed(Commit, run.store.get(info.key))
         for info in run.store.list(work_ledger(run.store).keys.commits)
