@@ -215,11 +215,12 @@ class BufferFolder:
     def remove_leftovers(self, *, now_s: float) -> list[Path]:
         """Removes what other jobs of this user left on this host and nobody holds any more."""
         removed = []
-        for folder in self.path.parent.parent.glob("*/*"):
-            other = BufferFolder(folder)
-            if folder != self.path and other._is_leftover(now_s):
-                other.remove()
-                removed.append(folder)
+        for job in _entries(self.path.parent.parent):
+            for folder in _entries(job):
+                other = BufferFolder(folder)
+                if folder != self.path and other._is_leftover(now_s):
+                    other.remove()
+                    removed.append(folder)
         return removed
 
     def _is_leftover(self, now_s: float) -> bool:
@@ -298,3 +299,11 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
     except OSError:
         return
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder that another job may remove at any moment."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
