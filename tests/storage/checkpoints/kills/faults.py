@@ -22,6 +22,7 @@ import storage.checkpoints
 
 FOLDERS = (Path(storage.checkpoints.__path__[0]).resolve(),)
 ROOT = FOLDERS[0].parents[1]
+JITTER, JITTER_S = 0.03, 0.02
 FILES = (ROOT / "storage/object_store.py", ROOT / "storage/ledger.py")
 
 
@@ -49,6 +50,8 @@ class Deed(StrEnum):
     """All processes of the attempt are killed with it, so nothing is left to flush."""
     DELAY = "delay"
     """The one thread sleeps."""
+    JITTER = "jitter"
+    """Each of its threads sleeps a little at some of all lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,14 @@ class Fault:
     lasts_s: float = 0.0
     wakes: str = ""
 
+    @property
+    def is_within(self) -> bool:
+        """Whether the process does it to itself, not the round to the process."""
+        return self.site is not None or self.deed is Deed.JITTER
+
     def __str__(self) -> str:
+        if self.deed is Deed.JITTER:
+            return f"{self.deed} {self.role}"
         where = (
             f"{self.after_s:.3f} s after {self.since}"
             if self.site is None
@@ -109,7 +119,12 @@ class Tracer:
 
 
 def install(fault: Fault, signals: Mapping[Deed, int], met: Callable[[], None]) -> None:
-    """Has this process meet the fault at its line."""
+    """Has this process meet the fault at its line, or all along."""
+    if fault.deed is Deed.JITTER:
+        met()
+        random = Random(f"jitter {fault}")
+        Tracer(lambda *_: _sleep_a_little(random)).install()
+        return
     site = fault.site
     assert site is not None
 
@@ -122,6 +137,11 @@ def install(fault: Fault, signals: Mapping[Deed, int], met: Callable[[], None]) 
                 os.kill(os.getpid(), signals[fault.deed])
 
     Tracer(at).install()
+
+
+def _sleep_a_little(random: Random) -> None:
+    if random.random() < JITTER:
+        time.sleep(random.uniform(0.0, JITTER_S))
 
 
 def choose_site(random: Random, sites: tuple[Site, ...], role: str) -> Site:

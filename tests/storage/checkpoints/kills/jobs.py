@@ -136,7 +136,7 @@ class JobProcesses:
                 self._job,
                 self._identity(rank),
                 self._voice(f"rank{rank}"),
-                fault if fault is not None and fault.site is not None else None,
+                fault if fault is not None and fault.is_within else None,
                 plan=self.plan,
                 listener=listener,
                 lines=self.lines,
@@ -235,7 +235,7 @@ class JobProcesses:
             self._job,
             identity,
             self._voice(role),
-            fault if fault is not None and fault.site is not None else None,
+            fault if fault is not None and fault.is_within else None,
             leaving=self.leaving,
             lines=self.lines,
         )
@@ -251,7 +251,7 @@ class JobProcesses:
             self._schedule(child, fault)
 
     def _schedule(self, child: Child, fault: Fault) -> None:
-        if fault.site is None:
+        if not fault.is_within:
             # One that was started again has less left to do.
             after_s = fault.after_s * (0.3 if child.incarnation else 1.0)
             self.at(after_s, partial(self._do_to, child, fault))

@@ -22,7 +22,8 @@ _DEEDS = {
     Deed.PAUSE: 6,
     Deed.NODE: 8,
     Deed.TWIN: 6,
-    Deed.DELAY: 12,
+    Deed.DELAY: 8,
+    Deed.JITTER: 14,
 }
 
 
@@ -134,7 +135,7 @@ def _draw_fault(random: Random, sites: tuple[Site, ...], roles: Sequence[str]) -
 def _fault(
     random: Random, sites: tuple[Site, ...], role: str, deed: Deed, *, incarnation: int = 0
 ) -> Fault:
-    at_line = deed is Deed.DELAY or random.random() < 0.75
+    at_line = deed is Deed.DELAY or (deed is not Deed.JITTER and random.random() < 0.75)
     site = choose_site(random, sites, role) if at_line else None
     since = random.choices(("resumed", "start"), (4, 1))[0]
     return Fault(

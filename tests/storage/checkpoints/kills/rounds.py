@@ -412,8 +412,9 @@ class Round:
             f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}"
             for log in sorted(self._folder.glob("*.log"))
         )
-        events = (self._folder / "events.jsonl").read_text().splitlines()
-        said = "\n".join(line[:400] for line in events if '"line"' not in line)
+        events = self._folder / "events.jsonl"
+        lines = events.read_text().splitlines() if events.exists() else []
+        said = "\n".join(line[:400] for line in lines if '"line"' not in line)
         return f"{self._plan}\n{said}\n" + "\n".join(logs)
 
 
