@@ -57,11 +57,8 @@ class _Training:
         self._watchdog = watchdog
         self._clock = StepClock(engine.collectives, separable=engine.device.type == "cpu")
         self._model_hash = model_hash(engine.state.model)
-        # The tensors, and what gives the count of consumed samples its meaning.
-        order = {"seed": self._train.seed, "sequence": self._train.sequence}
-        self._state: dict[str, Any] = {**engine.state.tensors(), "data_order": order}
         self.saves = Checkpointer(
-            engine, self._state, model_hash=self._model_hash, clock=self._clock, watchdog=watchdog
+            engine, self._state(), model_hash=self._model_hash, clock=self._clock, watchdog=watchdog
         )
         self._cursor = Cursor()
         self._logged_step = 0
@@ -100,20 +97,21 @@ class _Training:
 
     def _resume(self) -> float | None:
         """Loads the newest commit, if there is one, and returns the loss at its step."""
+        state = self._state()
         commit = load_newest(
             self._context,
-            self._state,
+            state,
             model_hash=self._model_hash,
             dataset_id=self._engine.manifest.dataset_id,
         )
         if commit is not None:
             self._require_not_beyond(commit.step)
-            self._require_same_order(self._state["data_order"])
+            self._require_same_order(state["data_order"])
             self._engine.state.loaded()
             self._cursor = Cursor.of(commit)
             self._say(f"resumed from step {commit.step} of attempt {commit.attempt}")
         else:
-            self._begin()
+            self._begin(state)
         if self._cursor.step < self._train.steps:
             self.saves.prepare()
         dist.barrier()
@@ -122,14 +120,22 @@ class _Training:
         self._clock.read(steps=1)
         return None if commit is None else commit.metrics.get("loss")
 
-    def _begin(self) -> None:
+    def _begin(self, state: dict[str, Any]) -> None:
         """At step 0, or at the step that the run was forked at, with none of its samples taken."""
-        origin = load_fork_point(self._context, self._state, model_hash=self._model_hash)
+        origin = load_fork_point(self._context, state, model_hash=self._model_hash)
         if origin is not None:
             self._require_not_beyond(origin.step)
             self._engine.state.loaded()
             self._cursor = Cursor(step=origin.step)
             self._say(f"forked from step {origin.step} of run {origin.run}")
+
+    def _state(self) -> dict[str, Any]:
+        """What is saved: the tensors, and what gives the count of consumed samples its meaning.
+
+        A dictionary of its own each time, since loading replaces what is no tensor in it.
+        """
+        order = {"seed": self._train.seed, "sequence": self._train.sequence}
+        return {**self._engine.state.tensors(), "data_order": order}
 
     def _require_not_beyond(self, committed: int) -> None:
         """With no step left to take, the longer run's model would pass for the shorter one's."""
