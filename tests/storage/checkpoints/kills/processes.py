@@ -165,7 +165,13 @@ def run_rank(
     _join(identity, listener)
     tell = record(say) if lines else None
     trace(fault, say)
-    context = JobContext(job, identity)
+    load_and_train(JobContext(job, identity), say, plan=plan)
+    if tell is not None:
+        tell()
+
+
+def load_and_train(context: JobContext, say: Voice, *, plan: Plan) -> None:
+    """A rank's work, once it has met the others."""
     training = Training()
     say("loading")
     commit = load_newest(context, training.state, model_hash="model", dataset_id="data")
@@ -175,8 +181,6 @@ def run_rank(
     say("resumed", step=step, faults=training.faults(step=step))
     if step < LAST_STEP:
         _train(context, training, say, plan=plan, step=step)
-    if tell is not None:
-        tell()
 
 
 def _join(identity: RankIdentity, listener: socket.socket) -> None:

@@ -33,7 +33,8 @@ from tests.storage.checkpoints.kills.jobs import JobProcesses
 from tests.storage.checkpoints.kills.judging import judge
 from tests.storage.checkpoints.kills.plans import Plan
 from tests.storage.checkpoints.kills.processes import UnusedStore, fork
-from tests.storage.checkpoints.kills.training import LAST_STEP, reference_loss
+from tests.storage.checkpoints.kills.promises import Promises
+from tests.storage.checkpoints.kills.training import LAST_STEP
 
 T = TypeVar("T")
 
@@ -74,14 +75,6 @@ class Parent:
     server: EmbeddedStore
 
 
-@dataclass(frozen=True)
-class _Promise:
-    """A commit of this step was reported, or seen, not later than at this time."""
-
-    at: float
-    step: int
-
-
 class Round:
     """Carries a plan out. Any broken promise is an AssertionError."""
 
@@ -99,9 +92,7 @@ class Round:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._heard = 0
-        self._loading_at: dict[int, float] = {}
-        self._promises: list[_Promise] = []
-        self._steps: dict[int, int] = {}
+        self._promises = Promises()
         self._stood: dict[str, str] = {}
         self._restarting: int | None = None
 
@@ -136,7 +127,7 @@ class Round:
             self._settle_zombies()
             last = self._start(len(self._jobs) + 1, floor=newest, is_last=True)
             self._attend(last)
-            assert self._steps[last.number] == LAST_STEP
+            assert self._promises.last_steps[last.number] == LAST_STEP
             self._end(last)
         with self._insisting() as insist:
             self._require_unchanged()
@@ -212,7 +203,7 @@ class Round:
         self._observe()
         with self._insisting() as insist:
             newest = insist(lambda: newest_commit(self._ledger))
-        at_least = max((one.step for one in self._promises), default=0)
+        at_least = self._promises.newest()
         assert _step(newest) >= at_least, f"{newest}, and step {at_least} was reported before"
         return newest
 
@@ -223,7 +214,7 @@ class Round:
             now = time.monotonic()
             self._listen()
             for step, attempt in places:
-                self._promise(now, attempt=attempt, step=step)
+                self._promises.see(attempt=attempt, step=step, at=now)
             infos = insist(lambda: list(self._ledger.store.list(self._ledger.keys.checkpoints)))
         self._stood |= {info.key: info.etag for info in infos}
 
@@ -369,43 +360,19 @@ class Round:
             self._judge(event)
 
     def _judge(self, event: dict[str, Any]) -> None:
-        kind, attempt = event["kind"], event["attempt"]
+        kind = event["kind"]
         if kind == "line":
             site = Site(event["role"], event["file"], event["line"], event["times"])
             self.report.sites.append(site)
         elif kind == "met":
             self.report.met.append(event["fault"])
-        elif kind == "loading":
-            self._loading_at.setdefault(attempt, event["at"])
-            self._wake("loading")
-        elif kind == "resumed":
-            if not self._steps:
-                for after_s in self._plan.server_kills_s:
-                    self._at(after_s, self._kill_server)
-            self._judge_resume(event)
-            self._wake("resumed")
-        elif kind == "loss":
-            assert event["step"] == self._steps[attempt] + 1
-            self._steps[attempt] = event["step"]
-            assert event["loss"] == reference_loss(event["step"]), f"the loss is another: {event}"
-        elif kind == "outcome" and event["result"] == "committed":
-            self._promise(event["at"], attempt=attempt, step=event["step"])
-            self._wake("committed")
-
-    def _judge_resume(self, event: dict[str, Any]) -> None:
-        attempt, step = event["attempt"], event["step"]
-        assert not event["faults"], f"attempt {attempt} resumed into another state: {event}"
-        since = self._loading_at[attempt]
-        at_least = max((one.step for one in self._promises if one.at < since), default=0)
-        assert step >= at_least, f"{event}, and a commit of step {at_least} was reported before"
-        if attempt not in self._steps:
-            self._steps[attempt] = step
-            self.report.resumes += step > 0
-
-    def _promise(self, at: float, *, attempt: int, step: int) -> None:
-        """A commit of an attempt that has no successor yet; a zombie's promises nothing."""
-        if not any(later > attempt and since < at for later, since in self._loading_at.items()):
-            self._promises.append(_Promise(at, step))
+        elif kind == "resumed" and not self._promises.last_steps:
+            for after_s in self._plan.server_kills_s:
+                self._at(after_s, self._kill_server)
+        self._promises.hear(event)
+        self.report.resumes = self._promises.resumes
+        is_commit = kind == "outcome" and event["result"] == "committed"
+        self._wake("committed" if is_commit else kind)
 
     def _story(self) -> str:
         logs = (
