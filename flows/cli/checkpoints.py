@@ -249,8 +249,9 @@ def export(
 
 
 def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[CommitRef]) -> int:
-    """How many are whole; each is told of, and put into quarantine or taken out."""
+    """How many are not damaged; each is told of, and put into quarantine or taken out."""
     from flows.cli.checkpoint_tables import spell_bytes
+    from storage.checkpoints.choosing import why_swept
     from storage.checkpoints.quarantine import acquit, condemn
     from storage.checkpoints.verify import verify as check
 
@@ -272,6 +273,11 @@ def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[Commit
                 f"unsteady {entry.name}: {key!r} was read wrong once and right again: look at "
                 "this host, its network, or the store"
             )
+        lost = why_swept(ledger, commit.ref) if verdict.faults else None
+        if lost is not None:
+            typer.echo(f"swept    {entry.name}: {lost}")
+            whole += 1
+            continue
         if verdict.faults:
             condemn(ledger, commit.ref, host=socket.gethostname(), fault=str(verdict.faults[0]))
             typer.echo(f"DAMAGED  {entry.name}")

@@ -15,7 +15,13 @@ from enum import StrEnum
 from storage.attempts import Attempt
 from storage.checkpoint_records import Commit, CommitRef, Quarantine
 from storage.checkpoints.commits import UnreadableCommit, look_at_commit
-from storage.checkpoints.lineage import Lineage, Place, journaled, trace
+from storage.checkpoints.lineage import (
+    Lineage,
+    Place,
+    ceiling_of_next,
+    journaled,
+    trace,
+)
 from storage.checkpoints.pins import NamedPin, named_pins
 from storage.checkpoints.quarantine import read_doubts
 from storage.errors import SpecError
@@ -31,6 +37,7 @@ class State(StrEnum):
 
     COUNTS = "counts"
     DOUBTED = "quarantined"
+    STEPPED_BACK = "stepped back from"
     OFF_LINEAGE = "off the lineage"
     DAMAGED = "damaged commit"
     SWEPT = "swept"
@@ -107,12 +114,18 @@ def entries(
 ) -> tuple[Entry, ...]:
     """An entry for each save that the store or a record names, newest first."""
     lineage, swept = trace(inventory.attempts), journaled(inventory.journals)
+    ceiling = ceiling_of_next(
+        inventory.attempts, (stored.ref for stored in inventory.commits if stored.counts)
+    )
     written_at = {stored.ref: stored.written_at for stored in inventory.commits}
     found: list[Entry] = []
     has_newest = False
     for ref in sorted({*commits, *inventory.saves, *swept, *_nameless(inventory)}, reverse=True):
         objects = inventory.saves.get(ref, ())
         state, reason = _state(ref, inventory, lineage=lineage, swept=swept, commits=commits)
+        if state is State.COUNTS and ceiling is not None and ref.step > ceiling:
+            state = State.STEPPED_BACK
+            reason = f"the next attempt loads nothing beyond step {ceiling}"
         times = [written_at[ref]] if ref in written_at else [one.last_modified for one in objects]
         entry = Entry(
             ref=ref,

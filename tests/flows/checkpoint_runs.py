@@ -66,10 +66,12 @@ class Run:
         self.ledger.claim_intent(intent)
         return intent
 
-    def end(self, intent: Intent, kind: Kind = Kind.HARDWARE) -> None:
+    def end(
+        self, intent: Intent, kind: Kind = Kind.HARDWARE, action: Action = Action.RESUME
+    ) -> None:
         end = End(
             diagnosis=Diagnosis(kind=kind),
-            decision=Decision(action=Action.RESUME, reason="a test says so"),
+            decision=Decision(action=action, reason="a test says so"),
             by="test",
             nonce=new_nonce(),
             at=datetime.now(UTC),

@@ -14,7 +14,7 @@ from storage.checkpoint_records import CommitRef, FileRecord, SweepJournal
 from storage.checkpoints.commits import newest_commit, read_pins
 from storage.checkpoints.quarantine import doubt, quarantined
 from storage.errors import CheckpointError, HeadraceError, SpecError
-from storage.records import encode
+from storage.records import Action, Kind, encode
 from storage.retention.sweep import sweep
 from storage.spec import KeepSpec, RetentionSpec
 from tests.flows.checkpoint_runs import Run, Site, a_site
@@ -82,6 +82,17 @@ def test_each_save_is_listed_with_what_it_is_worth_and_every_stored_byte(run: Ru
     assert sum(one["size_bytes"] for one in found.values()) == sum(one.size_bytes for one in stored)
     assert "50.1" not in listed(run)
     assert late.ref.save in run.told("show", "300.1")
+
+
+def test_what_an_ordered_step_back_leaves_out_is_not_called_newest(run: Run) -> None:
+    first = run.attempt(1)
+    run.save(first, 100)
+    run.save(first, 200)
+    run.end(first, Kind.NUMERIC, Action.STEP_BACK)
+    found = listed(run)
+    assert found["200.1"]["state"] == "stepped back from"
+    assert found["200.1"]["notes"] == ["the next attempt loads nothing beyond step 100"]
+    assert found["100.1"]["newest"]
 
 
 def test_a_table_fits_80_columns_and_shows_states_in_words(
