@@ -210,6 +210,24 @@ def test_no_byte_that_is_loaded_can_be_another_one(
     assert raw(box) == raw(case.whole[case.box])
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("has_blocks", [True, False])
+def test_every_byte_of_a_file_is_checked_where_all_of_it_is_wanted(
+    small: None, is_plain: bool, has_blocks: bool
+) -> None:
+    """Large tensors that are read directly, and the padding behind them."""
+    whole = torch.arange(201, dtype=torch.uint8)
+    case = Case(whole, ((0, 101, 201),), (0, 0), (0,), (201,), is_plain, has_blocks)
+    objects, commit = saved(case)
+    key = FOLDER + "data.0.0.bin"
+    assert len(objects[key]) > 201
+    for at in range(len(objects[key])):
+        body = bytearray(objects[key])
+        body[at] ^= 1 << at % 8
+        with pytest.raises(DamagedCheckpointError):
+            loaded(HeldStore(objects | {key: bytes(body)}), commit, case)
+
+
 def requests_for(shape: tuple[int, int], rows: slice, columns: slice) -> list[Request]:
     """What is asked for of a float32 tensor that was saved in one chunk."""
     size_bytes = 4 * math.prod(shape)
