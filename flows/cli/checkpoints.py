@@ -36,7 +36,7 @@ Step = Annotated[
     str, typer.Argument(metavar="STEP", help="Its step, or step.attempt, as `ls` shows it.")
 ]
 OptionalStep = Annotated[
-    str | None, typer.Argument(metavar="[STEP]", help="Its step, or step.attempt.")
+    str | None, typer.Argument(metavar="STEP", help="Its step, or step.attempt.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 

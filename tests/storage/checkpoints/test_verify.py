@@ -81,6 +81,19 @@ def test_any_changed_byte_is_found_and_its_tensor_named(
 
 
 @pytest.mark.s3
+def test_a_changed_byte_between_tensors_is_found(
+    store: ObjectStore, stored: tuple[Commit, Layout]
+) -> None:
+    commit, layout = stored
+    chunk = layout.tensors["b"].chunks[0]
+    body = bytearray(store.get(FOLDER + chunk.file))
+    body[chunk.start + chunk.size_bytes] ^= 1
+    store.put(FOLDER + chunk.file, bytes(body))
+    (fault,) = faults(store, commit)
+    assert (fault.key, fault.tensor) == (FOLDER + chunk.file, None)
+
+
+@pytest.mark.s3
 def test_the_bytes_of_a_bad_block_are_told(
     store: ObjectStore, stored: tuple[Commit, Layout]
 ) -> None:
