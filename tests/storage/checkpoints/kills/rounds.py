@@ -101,7 +101,7 @@ class Round:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         try:
             self._carry_out()
-        except (AssertionError, StoreError) as error:
+        except Exception as error:
             self.report.failure = f"{type(error).__name__}: {error}"
         finally:
             self._end_all()
