@@ -62,16 +62,6 @@ class FileRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankDone:
-    """`done.<rank>.json`: this rank's part of the save is in the store, with these checksums."""
-
-    save: str
-    step: int
-    rank: int
-    files: tuple[FileRecord, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class SaveFacts:
     """What the trainer knows of a save before a byte of it is sent; the same on all ranks.
 
@@ -87,6 +77,18 @@ class SaveFacts:
     dataset_id: str
     model_hash: str
     metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDone:
+    """`done.<rank>.json`: this rank's part of the save is in the store, with these checksums.
+
+    It carries the facts, too, so that whoever finds those of all ranks knows all of the save.
+    """
+
+    facts: SaveFacts
+    rank: int
+    files: tuple[FileRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,7 @@ def send_part(
     folder = keys.save(attempt, step=facts.step, save=facts.save)
     files = tuple(files)
     part = RankPart(
-        save=facts.save,
-        step=facts.step,
+        facts=facts,
         rank=rank,
         files=tuple(send_file(store, folder, file, data) for file in files),
         layout=with_checksums(layout, files, data),

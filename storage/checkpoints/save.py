@@ -64,7 +64,7 @@ def save_checkpoint(
     writer = ObjectStoreWriter(context.store, folder, rank=ranks.rank)
     planner, plan = plan_save(state, ranks)
     layout = layout_of(writer.write_data(plan, planner).wait())
-    part = RankPart(save=facts.save, step=step, rank=ranks.rank, files=writer.files, layout=layout)
+    part = RankPart(facts=facts, rank=ranks.rank, files=writer.files, layout=layout)
     done = keys.done(context.attempt, step=step, save=facts.save, rank=ranks.rank)
     context.store.put(done, encode_sealed(part))
 

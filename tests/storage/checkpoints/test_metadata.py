@@ -26,6 +26,7 @@ from storage.checkpoints.layout import (
 from storage.checkpoints.metadata import DTYPES, JsonLoadPlanner, JsonSavePlanner, to_metadata
 from storage.errors import CheckpointError
 from storage.records import Stage, decode
+from tests.storage.checkpoints.facts import make_facts
 
 
 def plan_save(state: dict[str, Any]) -> None:
@@ -112,15 +113,14 @@ def test_every_json_value_survives_the_metadata_to_the_bit(value: object) -> Non
 
 def test_a_done_record_is_also_the_record_that_others_know() -> None:
     part = RankPart(
-        save="s",
-        step=1,
+        facts=make_facts(1),
         rank=0,
         files=(FileRecord(key="k", size_bytes=1, crc64nvme="c"),),
         layout=Layout(tensors={"w": tensor()[0]}),
     )
     assert decode(RankPart, compact(part)) == part
     known = decode(RankDone, compact(part))
-    assert (known.save, known.step, known.rank, known.files) == ("s", 1, 0, part.files)
+    assert (known.facts, known.rank, known.files) == (make_facts(1), 0, part.files)
 
 
 def test_parts_of_all_ranks_make_the_whole_in_any_order() -> None:

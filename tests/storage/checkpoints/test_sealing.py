@@ -15,6 +15,7 @@ from storage.checkpoints.layout import Chunk, Layout, RankPart, TensorLayout
 from storage.checkpoints.sealing import DamagedRecordError, decode_sealed, encode_sealed
 from storage.ledger import Ledger
 from storage.records import decode, encode
+from tests.storage.checkpoints.facts import make_facts
 
 FILE = FileRecord(key="a/b.bin", size_bytes=12, crc64nvme="AAAAAAAAAAA=")
 COMMIT = Commit(
@@ -36,7 +37,7 @@ COMMIT = Commit(
 )
 CHUNK = Chunk(offsets=(0,), lengths=(3,), file="b.bin", start=0, size_bytes=12, crc64nvme="")
 TENSOR = TensorLayout(dtype="float32", shape=(3,), path=("w",), chunks=(CHUNK,))
-PART = RankPart(save="aa", step=10, rank=0, files=(FILE,), layout=Layout(tensors={"w": TENSOR}))
+PART = RankPart(facts=make_facts(10), rank=0, files=(FILE,), layout=Layout(tensors={"w": TENSOR}))
 
 
 @pytest.mark.parametrize("record", [COMMIT, PART], ids=["commit", "done"])

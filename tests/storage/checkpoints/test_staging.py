@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from storage.checkpoint_records import SaveFacts
 from storage.checkpoints.buffers import BufferFolder, Outcome, Result, Sealed, allocate
 from storage.checkpoints.commit import commit_parts
 from storage.checkpoints.commits import counting_commits
@@ -32,22 +31,9 @@ from storage.ledger import Ledger
 from storage.records import Action, Decision, Diagnosis, End, Kind
 from storage.spec import StoreSpec
 from tests.storage.checkpoints import work
+from tests.storage.checkpoints.facts import make_facts
 
 LARGE = 3 * SMALL_BYTES // 4
-
-
-def facts(step: int, *, save: str = "", world_size: int = 1) -> SaveFacts:
-    return SaveFacts(
-        step=step,
-        save=save or f"save{step}",
-        world_size=world_size,
-        mesh={"dp_shard": world_size},
-        samples_consumed=8 * step,
-        samples_hash=f"hash-{step}",
-        dataset_id="data",
-        model_hash="model",
-        metrics={"loss": 1.0 / step},
-    )
 
 
 def make_state() -> dict[str, Any]:
@@ -83,7 +69,7 @@ def context(ledger: Ledger) -> JobContext:
 
 
 def snapshot(stager: Stager, state: dict[str, Any], step: int) -> None:
-    stager.begin(state, facts(step))
+    stager.begin(state, make_facts(step))
     stager.finish()
     wait_for_the_seal(stager)
 
@@ -127,7 +113,7 @@ def test_a_snapshot_is_of_the_moment_it_was_begun_at(
     """Small tensors and those that forward changes are taken at once, the rest until `finish`."""
     state = make_state()
     stager.prepare(state, volatile=["buffer"])
-    stager.begin(state, facts(5))
+    stager.begin(state, make_facts(5))
     state["buffer"].fill_(-1)
     state["small"].fill_(-1)
     state["order"]["seed"] = -1
@@ -153,7 +139,7 @@ def test_a_buffer_that_is_being_sent_is_not_filled_again(
         snapshot(stager, state, step)
     assert not stager.is_free
     with pytest.raises(CheckpointError, match="no buffer is free for the snapshot of step 3"):
-        stager.begin(state, facts(3))
+        stager.begin(state, make_facts(3))
     outcomes = drain(context, folder)
     assert [(outcome.step, outcome.result) for outcome in outcomes] == [
         (1, Result.COMMITTED),
@@ -169,7 +155,7 @@ def test_a_tensor_that_was_replaced_is_not_saved_as_it_once_was(stager: Stager) 
     stager.prepare(state)
     state["large"] = torch.zeros(LARGE)
     with pytest.raises(CheckpointError, match="'large' is another tensor than when the job began"):
-        stager.begin(state, facts(1))
+        stager.begin(state, make_facts(1))
 
 
 def test_what_could_not_be_copied_whole_is_never_sealed(
@@ -179,7 +165,7 @@ def test_what_could_not_be_copied_whole_is_never_sealed(
     stager.prepare(state)
     stager._bound[0].source = torch.zeros(3)
     monkeypatch.setattr(stager, "_require_bound", lambda state: None)
-    stager.begin(state, facts(1))
+    stager.begin(state, make_facts(1))
     with pytest.raises(CheckpointError, match="the snapshot could not be completed"):
         stager.finish()
     assert folder.sealed() == []
@@ -274,7 +260,7 @@ def test_a_part_that_never_comes_is_not_awaited_when_the_ranks_are_over(
     with_one = Stager(folder)
     state = make_state()
     with_one.prepare(state)
-    with_one.begin(state, facts(1, world_size=2))
+    with_one.begin(state, make_facts(1, world_size=2))
     with_one.close()
     (outcome,) = drain(context, folder)
     assert outcome.result is Result.FAILED
@@ -315,7 +301,7 @@ def test_what_a_dead_job_left_is_removed_and_what_a_live_one_holds_is_not(
 
 def test_a_snapshot_that_is_sealed_while_it_is_looked_for_is_whole(folder: BufferFolder) -> None:
     folder.make()
-    record = Sealed(rank=1, slot=0, facts=facts(1), values={})
+    record = Sealed(rank=1, slot=0, facts=make_facts(1), values={})
     folder.seal(record)
     (folder.path / "1.1.sealed.tmp1").write_text("half")
     assert folder.sealed() == [record]

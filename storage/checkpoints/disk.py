@@ -1,0 +1,160 @@
+"""The tier nearer than the object store: a folder of the nodes' own, or one that they share.
+
+It has the keys of a bucket, so that a save is sent to it, and read from it, by the same code. What
+is there under its name is complete and on the disk: it was written under another, synced, renamed.
+Nothing here is a commit; whether all ranks' parts can be seen is found out by whoever resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from storage.checkpoint_records import CommitRef
+from storage.checkpoints.layout import RankPart
+from storage.checkpoints.sealing import DamagedRecordError, decode_sealed
+from storage.errors import ObjectMissing, StoreError
+from storage.keys import RunKeys
+from storage.object_store import Bytes, ObjectInfo
+
+KEPT = 2
+"""So many saves of a rank stay: the newest, and one that is whole should the newest not be."""
+
+_DONE = re.compile(r"done\.(\d+)\.json")
+_SAVE = re.compile(r"(\d{12})\.(.+)")
+
+
+class Disk:
+    """A folder as a bucket. Its errors are those of a store, told with the path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def upload(self, key: str, data: Bytes, *, threads: int = 1) -> None:
+        """Writes the object: all of it, on the disk, or nothing under that key."""
+        del threads  # One writer keeps a disk busy.
+        self.put(key, data)
+
+    def put(self, key: str, body: Bytes) -> None:
+        path = self.root / key
+        temporary = path.with_name(f"{path.name}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _failure("write", path, error) from error
+
+    def get(self, key: str) -> bytes:
+        path = self.root / key
+        try:
+            return path.read_bytes()
+        except FileNotFoundError as error:
+            raise ObjectMissing(f"{str(path)!r} is not there") from error
+        except OSError as error:
+            raise _failure("read", path, error) from error
+
+    def head(self, key: str) -> ObjectInfo | None:
+        path = self.root / key
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _failure("look for", path, error) from error
+        return ObjectInfo(
+            key=key,
+            size_bytes=found.st_size,
+            etag="",
+            last_modified=datetime.fromtimestamp(found.st_mtime, UTC),
+        )
+
+    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
+        """Fills `into` with the bytes from `start`. Raises StoreError when the file is shorter."""
+        path = self.root / key
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                filled = 0
+                while filled < len(into):
+                    count = file.readinto(into[filled:])
+                    if not count:
+                        raise StoreError(
+                            f"{str(path)!r} ends at {start + filled}, and bytes up to "
+                            f"{start + len(into)} were asked for"
+                        )
+                    filled += count
+        except FileNotFoundError as error:
+            raise ObjectMissing(f"{str(path)!r} is not there") from error
+        except OSError as error:
+            raise _failure("read", path, error) from error
+
+    def parts(self, keys: RunKeys) -> Iterator[tuple[CommitRef, int]]:
+        """The saves of a run of which this node sees parts, newest first, with each part's rank."""
+        for ref, folder in sorted(self._saves(keys), reverse=True):
+            for path in folder.iterdir():
+                if named := _DONE.fullmatch(path.name):
+                    yield ref, int(named[1])
+
+    def read_part(self, keys: RunKeys, ref: CommitRef, rank: int) -> RankPart | None:
+        """The record of a part, or None where it is damaged or gone."""
+        key = keys.done(ref.attempt, step=ref.step, save=ref.save, rank=rank)
+        try:
+            return decode_sealed(RankPart, self.get(key))
+        except (ObjectMissing, StoreError, DamagedRecordError):
+            return None
+
+    def make_room(self, keys: RunKeys, *, attempt: int, ranks: frozenset[int]) -> None:
+        """Removes what of these ranks' parts a newer save of this attempt stands for.
+
+        Once there are two of this attempt, nothing that earlier ones left is needed.
+        """
+        mine = [ref for ref, rank in self.parts(keys) if rank in ranks and ref.attempt == attempt]
+        kept = list(dict.fromkeys(mine))[:KEPT]
+        if len(kept) < KEPT:
+            return
+        for ref, folder in list(self._saves(keys)):
+            if ref.attempt < attempt or (ref.attempt == attempt and ref < min(kept)):
+                self._remove(folder, ranks)
+
+    def _saves(self, keys: RunKeys) -> Iterator[tuple[CommitRef, Path]]:
+        root = self.root / keys.checkpoints / "data"
+        for attempt in root.glob("*/") if root.is_dir() else ():
+            for folder in attempt.iterdir():
+                named = _SAVE.fullmatch(folder.name)
+                if named is not None and attempt.name.isdigit():
+                    ref = CommitRef(step=int(named[1]), attempt=int(attempt.name), save=named[2])
+                    yield ref, folder
+
+    def _remove(self, folder: Path, ranks: frozenset[int]) -> None:
+        """A part is gone with its record, which therefore goes first."""
+        for rank in ranks:
+            (folder / f"done.{rank}.json").unlink(missing_ok=True)
+            for path in folder.glob(f"data.{rank}.*"):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _failure(what: str, path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"could not {what} {str(path)!r} of the checkpoints' disk tier: {error.strerror or error}; "
+        "look at train.checkpoint.disk and at that file system"
+    )

@@ -1,0 +1,113 @@
+"""What the ranks see of the nearer tier when they resume, put together. Collective.
+
+On a disk that nodes share every rank sees all parts; on disks of their own each sees those of its
+node. A save there is whole when all its parts are seen by somebody and each rank sees those that it
+needs, which only the ranks together can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from awscrt.checksums import crc64nvme
+
+from storage.checkpoint_records import Commit, CommitRef, FileRecord
+from storage.checkpoints.disk import Disk
+from storage.checkpoints.layout import METADATA_NAME, RankPart, compact, crc_text, merge
+from storage.checkpoints.ranks import Ranks
+from storage.errors import CheckpointError, ObjectMissing
+from storage.keys import RunKeys
+from storage.object_store import ObjectInfo
+
+LOOKED_AT = 4
+"""More saves than a disk keeps; older ones are in the store, if anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearSave:
+    """A save of the nearer tier as if it were committed, and its metadata, which lies nowhere."""
+
+    commit: Commit
+    metadata: bytes
+
+
+class NearStore:
+    """The disk, with the one object that is not on it."""
+
+    def __init__(self, disk: Disk, save: NearSave) -> None:
+        self._disk = disk
+        self._save = save
+
+    def get(self, key: str) -> bytes:
+        return self._save.metadata if key == self._save.commit.metadata.key else self._disk.get(key)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        return self._disk.head(key)
+
+    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
+        self._disk.read_into(key, start=start, into=into)
+
+
+def seen_refs(ranks: Ranks, disk: Disk, keys: RunKeys) -> dict[CommitRef, dict[int, int]]:
+    """The newest saves of which parts are seen: for each part the lowest rank that sees it."""
+
+    def own() -> list[tuple[CommitRef, int]]:
+        found = list(disk.parts(keys))
+        newest = list(dict.fromkeys(ref for ref, _ in found))[:LOOKED_AT]
+        return [(ref, rank) for ref, rank in found if ref in newest]
+
+    seen: dict[CommitRef, dict[int, int]] = {}
+    for seer, parts in enumerate(ranks.from_all(own)):
+        for ref, rank in parts:
+            seen.setdefault(ref, {}).setdefault(rank, seer)
+    return seen
+
+
+def gather(
+    ranks: Ranks, disk: Disk, keys: RunKeys, ref: CommitRef, *, seers: Mapping[int, int]
+) -> NearSave | None:
+    """The save with all its parts' layouts, or None where they do not make a whole.
+
+    Each part's record travels once, from the rank that `seers` names for it.
+    """
+    mine = [part for part, seer in seers.items() if seer == ranks.rank]
+    told = ranks.from_all(lambda: [disk.read_part(keys, ref, part) for part in mine])
+    parts = {part.rank: part for group in told for part in group if part is not None}
+    if not parts:
+        return None
+    facts = next(iter(parts.values())).facts
+    if sorted(parts) != list(range(facts.world_size)):
+        return None
+    ordered = [parts[rank] for rank in sorted(parts)]
+    try:
+        body = compact(merge(part.layout for part in ordered))
+    except CheckpointError:
+        return None
+    return NearSave(commit=_as_commit(keys, ref, ordered, body), metadata=body)
+
+
+def require_files(disk: Disk, keys: RunKeys, ref: CommitRef, files: Collection[str]) -> str:
+    """Which of the files that a rank needs its node does not see; an empty text where it sees all.
+
+    Raises:
+        StoreError: the disk fails.
+    """
+    folder = keys.save(ref.attempt, step=ref.step, save=ref.save)
+    gone = [file for file in files if disk.head(folder + file) is None]
+    return f"{gone[0]!r} is not on this node" if gone else ""
+
+
+def _as_commit(keys: RunKeys, ref: CommitRef, parts: list[RankPart], body: bytes) -> Commit:
+    folder = keys.save(ref.attempt, step=ref.step, save=ref.save)
+    return Commit(
+        **vars(parts[0].facts),
+        run=keys.run,
+        attempt=ref.attempt,
+        metadata=FileRecord(
+            key=folder + METADATA_NAME, size_bytes=len(body), crc64nvme=crc_text(crc64nvme(body))
+        ),
+        files=tuple(file for part in parts for file in part.files),
+        nonce="",
+        at=parts[0].at,
+    )
