@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from storage.checkpoint_records import SaveFacts
 from storage.checkpoints.layout import Layout, TensorLayout, ValueLayout
+from storage.checkpoints.settings import BUFFER_ROOT, buffer_root
 from storage.errors import CheckpointError
 from storage.job import JobDescription
 from storage.records import decode, encode
 
-ROOT = Path("/dev/shm")
 STALE_S = 3600.0
 """Buffers that nobody has held for so long are what a killed node or an unclean end left."""
 
@@ -58,6 +56,13 @@ class BufferPlan:
     tensors: Mapping[str, TensorLayout] = field(default_factory=dict)
 
 
+class Tier(StrEnum):
+    """Where a snapshot goes: to a nearer disk, or to the object store, where it is committed."""
+
+    DISK = "disk"
+    STORE = "store"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sealed:
     """A snapshot that is complete: what it is of, and those of its values that are no tensors."""
@@ -66,6 +71,7 @@ class Sealed:
     slot: int
     facts: SaveFacts
     values: Mapping[str, ValueLayout]
+    tiers: tuple[Tier, ...] = (Tier.STORE,)
 
     def layout(self, plan: BufferPlan) -> Layout:
         """All of this rank's part, the checksums still empty."""
@@ -91,26 +97,6 @@ class Outcome:
     durable_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Checkpoint:
-    """Of the trainer's payload, what those beside the ranks have to know."""
-
-    buffer_dir: Path = ROOT
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Train:
-    checkpoint: _Checkpoint = _Checkpoint()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Payload:
-    train: _Train = _Train()
-
-
-_PAYLOAD = TypeAdapter(_Payload)
-
-
 class BufferFolder:
     """The shared memory of one job on one node."""
 
@@ -118,15 +104,14 @@ class BufferFolder:
         self.path = path
 
     @classmethod
-    def of(cls, *, token: str, node: str, root: Path = ROOT) -> BufferFolder:
+    def of(cls, *, token: str, node: str, root: Path = BUFFER_ROOT) -> BufferFolder:
         """The folder of the job with this token; nodes may be simulated ones of one host."""
         return cls(root / f"headrace-{os.getuid()}" / token / node)
 
     @classmethod
     def of_job(cls, job: JobDescription, *, node: str) -> BufferFolder:
         """The same for the ranks and for the flusher, below the folder that the payload names."""
-        root = _PAYLOAD.validate_python(job.payload).train.checkpoint.buffer_dir
-        return cls.of(token=job.intent.token, node=node, root=root)
+        return cls.of(token=job.intent.token, node=node, root=buffer_root(job))
 
     def make(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -180,7 +165,7 @@ class BufferFolder:
     def free(self, sealed: Sealed) -> None:
         """Gives a buffer back. What rank 0 knows of the save stays until the save is committed."""
         record = self._sealed(sealed.rank, sealed.slot)
-        if sealed.rank == 0:
+        if sealed.rank == 0 and Tier.STORE in sealed.tiers:
             record.replace(self._waiting(sealed.facts.step))
         else:
             record.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ start at step 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,7 +20,7 @@ from storage.checkpoints.commits import (
     look_at_commit,
     read_journals,
 )
-from storage.checkpoints.lineage import Place, journaled, poisoned, trace
+from storage.checkpoints.lineage import Place, counting, journaled, poisoned, trace
 from storage.checkpoints.quarantine import quarantined
 from storage.errors import CheckpointError
 from storage.ledger import Ledger
@@ -102,6 +102,27 @@ def choose(
         _require_fresh(ledger, intent, look)
     passed = tuple(each for each in look.passed if newest is None or each.step >= newest.step)
     return Choice(commit=newest, passed=passed)
+
+
+def may_resume_from(
+    ledger: Ledger, intent: Intent, refs: Sequence[CommitRef]
+) -> tuple[CommitRef, ...]:
+    """Those of these saves, of whatever tier, that a commit of the same name would count for.
+
+    That the store's copy is damaged says nothing of another one. But what follows a checkpoint that
+    may be poison is as suspect as that.
+    """
+    if not refs:
+        return ()
+    attempts = ledger.attempts(Stage.TRAIN)
+    poison = poisoned(attempts, commit_places(ledger), fingerprint=intent.fingerprint)
+    suspect_from = min((ref.step for ref in poison), default=None)
+    journals = read_journals(ledger)
+    return tuple(
+        ref
+        for ref in counting(refs, attempts, journals, ceiling=intent.ceiling)
+        if suspect_from is None or ref.step < suspect_from
+    )
 
 
 def why_swept(ledger: Ledger, ref: CommitRef) -> str | None:

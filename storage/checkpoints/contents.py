@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Protocol
 
 from awscrt.checksums import crc64nvme
 
@@ -25,7 +26,7 @@ from storage.checkpoints.layout import (
     crc_text,
 )
 from storage.errors import CheckpointError, LedgerError, ObjectMissing
-from storage.object_store import ObjectStore
+from storage.object_store import ObjectInfo
 from storage.records import decode
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(
@@ -52,6 +53,16 @@ ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(
 """Of each dtype that a checkpoint may hold, by its name there."""
 
 
+class Source(Protocol):
+    """Where a save is read from: the object store, or a disk that has its keys."""
+
+    def get(self, key: str) -> bytes: ...
+
+    def head(self, key: str) -> ObjectInfo | None: ...
+
+    def read_into(self, key: str, *, start: int, into: memoryview) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that is not as the commit says: in which object, and of which tensor."""
@@ -73,7 +84,7 @@ class DamagedContentsError(CheckpointError):
         self.faults = tuple(faults)
 
 
-def read_layout(store: ObjectStore, commit: Commit) -> Layout:
+def read_layout(store: Source, commit: Commit) -> Layout:
     """The layout of a commit's save, checked against the commit.
 
     Raises:

@@ -51,7 +51,8 @@ class Disk:
             temporary.replace(path)
             _sync_folder(path.parent)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise _failure("write", path, error) from error
 
     def get(self, key: str) -> bytes:
@@ -113,18 +114,18 @@ class Disk:
         except (ObjectMissing, StoreError, DamagedRecordError):
             return None
 
-    def make_room(self, keys: RunKeys, *, attempt: int, ranks: frozenset[int]) -> None:
-        """Removes what of these ranks' parts a newer save of this attempt stands for.
+    def make_room(self, keys: RunKeys, *, attempt: int, rank: int) -> None:
+        """Removes what of this rank's parts newer saves of this attempt stand for.
 
         Once there are two of this attempt, nothing that earlier ones left is needed.
         """
-        mine = [ref for ref, rank in self.parts(keys) if rank in ranks and ref.attempt == attempt]
+        mine = [ref for ref, part in self.parts(keys) if part == rank and ref.attempt == attempt]
         kept = list(dict.fromkeys(mine))[:KEPT]
         if len(kept) < KEPT:
             return
         for ref, folder in list(self._saves(keys)):
             if ref.attempt < attempt or (ref.attempt == attempt and ref < min(kept)):
-                self._remove(folder, ranks)
+                _remove_part(folder, rank)
 
     def _saves(self, keys: RunKeys) -> Iterator[tuple[CommitRef, Path]]:
         root = self.root / keys.checkpoints / "data"
@@ -135,14 +136,14 @@ class Disk:
                     ref = CommitRef(step=int(named[1]), attempt=int(attempt.name), save=named[2])
                     yield ref, folder
 
-    def _remove(self, folder: Path, ranks: frozenset[int]) -> None:
-        """A part is gone with its record, which therefore goes first."""
-        for rank in ranks:
-            (folder / f"done.{rank}.json").unlink(missing_ok=True)
-            for path in folder.glob(f"data.{rank}.*"):
-                path.unlink(missing_ok=True)
-        with suppress(OSError):
-            folder.rmdir()
+
+def _remove_part(folder: Path, rank: int) -> None:
+    """A part is gone with its record, which therefore goes first."""
+    with suppress(OSError):
+        (folder / f"done.{rank}.json").unlink(missing_ok=True)
+        for path in folder.glob(f"data.{rank}.*"):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _sync_folder(folder: Path) -> None:

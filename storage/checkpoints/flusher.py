@@ -21,10 +21,13 @@ from storage.checkpoints.buffers import (
     Outcome,
     Result,
     Sealed,
+    Tier,
     open_buffer,
 )
 from storage.checkpoints.commit import await_parts, commit_parts
-from storage.checkpoints.flush import send_part
+from storage.checkpoints.disk import Disk
+from storage.checkpoints.flush import Destination, send_part
+from storage.checkpoints.settings import disk_of
 from storage.errors import CheckpointError, HeadraceError
 from storage.job import JobContext, JobExit
 from storage.records import ExitCode
@@ -59,6 +62,7 @@ class Flusher:
         self._intent = context.job.intent
         self._curve = context.job.metrics_file
         self._folder = folder
+        self._disk = disk_of(context.job)
         self._leave = leave
         self._sending: dict[int, Future[None]] = {}
         self._committing: Future[None] | None = None
@@ -89,14 +93,30 @@ class Flusher:
         return bool(sealed) or bool(self._sending)
 
     def _send(self, sealed: Sealed) -> None:
-        if not self._fenced:
-            self._insist(lambda: self._send_once(sealed), f"step {sealed.facts.step} not sent yet")
+        if Tier.DISK in sealed.tiers and self._disk is not None and not self._fenced:
+            self._keep_near(sealed, self._disk)
+        if Tier.STORE in sealed.tiers and not self._fenced:
+            self._insist(
+                lambda: self._send_to(self._ledger.store, sealed),
+                f"step {sealed.facts.step} not sent yet",
+            )
         self._folder.free(sealed)
 
-    def _send_once(self, sealed: Sealed) -> None:
+    def _keep_near(self, sealed: Sealed, disk: Disk) -> None:
+        """A nearer tier that fails costs time at most, so it is told and not insisted on."""
+        keys, attempt = self._ledger.keys, self._intent.attempt
+        try:
+            self._send_to(disk, sealed)
+            disk.make_room(keys, attempt=attempt, rank=sealed.rank)
+            if sealed.rank == 0:
+                self._send_curve()
+        except HeadraceError as error:
+            _say(f"step {sealed.facts.step} is not on the disk tier: {error}")
+
+    def _send_to(self, destination: Destination, sealed: Sealed) -> None:
         plan = self._plan(sealed.rank)
         send_part(
-            self._ledger.store,
+            destination,
             self._ledger.keys,
             attempt=self._intent.attempt,
             facts=sealed.facts,

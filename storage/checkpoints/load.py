@@ -8,13 +8,17 @@ from functools import partial
 from typing import Any
 
 from storage.checkpoint_records import Commit, CommitRef, Resume
-from storage.checkpoints.choosing import choose, name_of, why_swept
+from storage.checkpoints.choosing import choose, may_resume_from, name_of, why_swept
 from storage.checkpoints.commits import read_commit
+from storage.checkpoints.contents import Source
+from storage.checkpoints.disk import Disk
 from storage.checkpoints.metadata import JsonLoadPlanner
+from storage.checkpoints.nearest import NearStore, gather, seen_refs
 from storage.checkpoints.quarantine import doubt
 from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
-from storage.errors import CheckpointError
+from storage.checkpoints.settings import disk_of
+from storage.errors import CheckpointError, HeadraceError
 from storage.job import JobContext, JobExit
 from storage.ledger import Ledger
 from storage.records import ExitCode, new_nonce
@@ -25,7 +29,8 @@ def load_newest(
 ) -> Commit | None:
     """Loads the newest valid checkpoint into `state` in place, and records it. Collective.
 
-    Tensors are filled where they are; JSON values are replaced in the nested dict. A checkpoint
+    Tensors are filled where they are; JSON values are replaced in the nested dict. Where the spec
+    names a disk tier that has the same save or a newer one, whole, that is loaded. A checkpoint
     that is damaged, on whichever rank, is passed over by all of them for the next older one, once
     commit and journals were read again: what a sweep took is not damaged. The hosts that could not
     load it say so in the bucket.
@@ -39,6 +44,8 @@ def load_newest(
         JobExit: with FENCED, when another job has written this attempt's resume record.
     """
     ranks = Ranks()
+    disk = disk_of(context.job)
+    unfit: set[CommitRef] = set()
     damaged: dict[CommitRef, str] = {}
     swept: set[CommitRef] = set()
     told: set[str] = set()
@@ -51,11 +58,15 @@ def load_newest(
             if ranks.is_first and str(passed) not in told:
                 print(f"headrace: stepping back from {passed}", flush=True)
                 told.add(str(passed))
+        near = _load_near(ranks, context, state, disk, than=commit, unfit=unfit) if disk else None
+        commit = near or commit
         if commit is None:
             break
         _require_same("model", commit, saved=commit.model_hash, here=model_hash)
         _require_same("data set", commit, saved=commit.dataset_id, here=dataset_id)
-        faults = ranks.from_all(partial(_load, context, state, commit))
+        if near is not None:
+            break
+        faults = ranks.from_all(partial(_load, context.store, state, commit))
         if not any(faults):
             break
         gone = ranks.from_first(partial(why_swept, context.ledger, commit.ref))
@@ -89,7 +100,7 @@ def load_fork_point(
     if commit is None:
         return None
     _require_same("model", commit, saved=commit.model_hash, here=model_hash)
-    faults = ranks.from_all(partial(_load, context, state, commit))
+    faults = ranks.from_all(partial(_load, context.store, state, commit))
     if any(faults):
         raise CheckpointError(
             f"{_name(commit.ref)} of run {commit.run!r}, from which this run was forked, is "
@@ -113,9 +124,49 @@ def _fork_point(context: JobContext) -> Commit | None:
     return commit
 
 
-def _load(context: JobContext, state: dict[str, Any], commit: Commit) -> str:
+def _load_near(
+    ranks: Ranks,
+    context: JobContext,
+    state: dict[str, Any],
+    disk: Disk,
+    *,
+    than: Commit | None,
+    unfit: set[CommitRef],
+) -> Commit | None:
+    """Loads what the nearer tier has, where that is no older `than` what the store has.
+
+    The store is the one that is always believed: whatever is wrong with the disk, a host that lacks
+    a part or a byte that has changed, only leads back to it. `unfit` is what was tried in vain.
+    """
+    keys = context.ledger.keys
+    seen = seen_refs(ranks, disk, keys, looks=context.identity.local_rank == 0)
+    oldest = 0 if than is None else than.step
+    wanted = tuple(ref for ref in seen if ref.step >= oldest and ref not in unfit)
+    choose_near = partial(may_resume_from, context.ledger, context.job.intent, wanted)
+    for ref in ranks.from_first(choose_near):
+        save = gather(ranks, disk, keys, ref, seers=seen[ref])
+        if save is not None:
+            store = NearStore(disk, save)
+            faults = ranks.from_all(partial(_try_near, store, state, save.commit))
+            if not any(faults):
+                return save.commit
+            if ranks.is_first:
+                why = next(filter(None, faults))
+                print(f"headrace: {_name(ref)} on disk is passed over: {why}", flush=True)
+        unfit.add(ref)
+    return None
+
+
+def _try_near(store: NearStore, state: dict[str, Any], commit: Commit) -> str:
+    try:
+        return _load(store, state, commit)
+    except HeadraceError as error:
+        return str(error)
+
+
+def _load(store: Source, state: dict[str, Any], commit: Commit) -> str:
     """Loads this rank's part; what is damaged, or an empty text."""
-    reader = ObjectStoreReader(context.store, commit)
+    reader = ObjectStoreReader(store, commit)
     planner = JsonLoadPlanner()
     try:
         metadata = reader.read_metadata()

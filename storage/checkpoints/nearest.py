@@ -7,8 +7,9 @@ needs, which only the ranks together can tell.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from awscrt.checksums import crc64nvme
 
@@ -16,7 +17,7 @@ from storage.checkpoint_records import Commit, CommitRef, FileRecord
 from storage.checkpoints.disk import Disk
 from storage.checkpoints.layout import METADATA_NAME, RankPart, compact, crc_text, merge
 from storage.checkpoints.ranks import Ranks
-from storage.errors import CheckpointError, ObjectMissing
+from storage.errors import CheckpointError
 from storage.keys import RunKeys
 from storage.object_store import ObjectInfo
 
@@ -49,11 +50,16 @@ class NearStore:
         self._disk.read_into(key, start=start, into=into)
 
 
-def seen_refs(ranks: Ranks, disk: Disk, keys: RunKeys) -> dict[CommitRef, dict[int, int]]:
-    """The newest saves of which parts are seen: for each part the lowest rank that sees it."""
+def seen_refs(
+    ranks: Ranks, disk: Disk, keys: RunKeys, *, looks: bool
+) -> dict[CommitRef, dict[int, int]]:
+    """The newest saves of which parts are seen: for each part the lowest rank that sees it.
+
+    One rank of each node `looks`.
+    """
 
     def own() -> list[tuple[CommitRef, int]]:
-        found = list(disk.parts(keys))
+        found = list(disk.parts(keys)) if looks else []
         newest = list(dict.fromkeys(ref for ref, _ in found))[:LOOKED_AT]
         return [(ref, rank) for ref, rank in found if ref in newest]
 
@@ -87,17 +93,6 @@ def gather(
     return NearSave(commit=_as_commit(keys, ref, ordered, body), metadata=body)
 
 
-def require_files(disk: Disk, keys: RunKeys, ref: CommitRef, files: Collection[str]) -> str:
-    """Which of the files that a rank needs its node does not see; an empty text where it sees all.
-
-    Raises:
-        StoreError: the disk fails.
-    """
-    folder = keys.save(ref.attempt, step=ref.step, save=ref.save)
-    gone = [file for file in files if disk.head(folder + file) is None]
-    return f"{gone[0]!r} is not on this node" if gone else ""
-
-
 def _as_commit(keys: RunKeys, ref: CommitRef, parts: list[RankPart], body: bytes) -> Commit:
     folder = keys.save(ref.attempt, step=ref.step, save=ref.save)
     return Commit(
@@ -108,6 +103,6 @@ def _as_commit(keys: RunKeys, ref: CommitRef, parts: list[RankPart], body: bytes
             key=folder + METADATA_NAME, size_bytes=len(body), crc64nvme=crc_text(crc64nvme(body))
         ),
         files=tuple(file for part in parts for file in part.files),
-        nonce="",
-        at=parts[0].at,
+        nonce="never committed",
+        at=datetime.now(UTC),
     )

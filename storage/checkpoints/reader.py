@@ -18,7 +18,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from storage.checkpoint_records import Commit
-from storage.checkpoints.contents import DamagedContentsError, folder_of, read_layout
+from storage.checkpoints.contents import DamagedContentsError, Source, folder_of, read_layout
 from storage.checkpoints.layout import BLOCK_BYTES, Chunk, ValueLayout
 from storage.checkpoints.metadata import to_metadata
 from storage.checkpoints.ranges import (
@@ -30,7 +30,6 @@ from storage.checkpoints.ranges import (
     box_strides,
 )
 from storage.errors import CheckpointError, ObjectMissing, StoreError
-from storage.object_store import ObjectStore
 
 READ_THREADS = 8
 
@@ -46,7 +45,7 @@ class ObjectStoreReader(StorageReader):
     `bytes_read` counts what came over the wire, the metadata included.
     """
 
-    def __init__(self, store: ObjectStore, commit: Commit) -> None:
+    def __init__(self, store: Source, commit: Commit) -> None:
         self.bytes_read = 0
         self.num_requests = 0
         self._store = store

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._traverse import get_element
 from torch.distributed.tensor import DTensor
 
 from storage.checkpoint_records import SaveFacts
-from storage.checkpoints.buffers import BufferFolder, Sealed, allocate
+from storage.checkpoints.buffers import BufferFolder, Sealed, Tier, allocate
 from storage.checkpoints.layout import StatePath, ValueLayout, value_text
 from storage.checkpoints.metadata import JsonSavePlanner
 from storage.checkpoints.placing import (
@@ -84,7 +84,13 @@ class Stager:
         """Whether a snapshot could be begun now."""
         return (self._copy is None or self._copy.is_over) and self._free_slot() is not None
 
-    def begin(self, state: Mapping[str, Any], facts: SaveFacts) -> None:
+    def begin(
+        self,
+        state: Mapping[str, Any],
+        facts: SaveFacts,
+        *,
+        tiers: tuple[Tier, ...] = (Tier.STORE,),
+    ) -> None:
         """Begins the snapshot of a save; the caller goes on, up to the next optimizer step.
 
         Raises:
@@ -103,7 +109,7 @@ class Stager:
             name: ValueLayout(text=value_text(name, get_element(state, path)), path=path)  # type: ignore[arg-type]
             for name, path in self._values.items()
         }
-        sealed = Sealed(rank=self._ranks.rank, slot=slot, facts=facts, values=values)
+        sealed = Sealed(rank=self._ranks.rank, slot=slot, facts=facts, values=values, tiers=tiers)
         pairs = list(zip(self._bound, self._views[slot], strict=True))
         for bound, view in pairs:
             if bound.at_once:
