@@ -6,15 +6,22 @@ Every chunk gets its checksums here, once, for all who read it later. The part i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from awscrt.checksums import crc64nvme
+from awscrt.checksums import combine_crc64nvme, crc64nvme
 
 from storage.checkpoint_records import FileRecord, SaveFacts
 from storage.checkpoints.buffers import StagedFile
-from storage.checkpoints.layout import Layout, RankPart, TensorLayout, block_crcs, crc_text
+from storage.checkpoints.layout import (
+    Chunk,
+    Layout,
+    RankPart,
+    chunk_crcs,
+    crc_number,
+    crc_text,
+)
 from storage.checkpoints.sealing import encode_sealed
 from storage.errors import StoreError
 from storage.keys import RunKeys
@@ -40,7 +47,7 @@ def send_part(
     attempt: int,
     facts: SaveFacts,
     rank: int,
-    files: Iterable[StagedFile],
+    files: Sequence[StagedFile],
     layout: Layout,
     data: memoryview,
 ) -> RankPart:
@@ -52,51 +59,73 @@ def send_part(
         StoreError: an object is not in the store, or not with its size.
     """
     folder = keys.save(attempt, step=facts.step, save=facts.save)
-    files = tuple(files)
-    part = RankPart(
-        facts=facts,
-        rank=rank,
-        files=tuple(send_file(store, folder, file, data) for file in files),
-        layout=with_checksums(layout, files, data),
-    )
+    sent, layout = send_files(store, folder, files=files, layout=layout, data=data)
+    part = RankPart(facts=facts, rank=rank, files=sent, layout=layout)
     key = keys.done(attempt, step=facts.step, save=facts.save, rank=rank)
     store.put(key, encode_sealed(part))
     return part
 
 
-def send_file(store: Destination, folder: str, file: StagedFile, data: memoryview) -> FileRecord:
-    """Sends one object and looks whether the store has it whole."""
-    body = data[file.start : file.start + file.size_bytes]
-    key = folder + file.name
+def send_files(
+    store: Destination,
+    folder: str,
+    *,
+    files: Sequence[StagedFile],
+    layout: Layout,
+    data: memoryview,
+) -> tuple[tuple[FileRecord, ...], Layout]:
+    """Sends the objects of a part and looks whether the store has them whole.
+
+    Returns what was sent, and the layout with the checksums of every chunk and of its blocks.
+
+    Raises:
+        StoreError: an object is not in the store, or not with its size.
+    """
+    chunks: dict[str, list[Chunk]] = {file.name: [] for file in files}
+    starts = {file.name: file.start for file in files}
+    tensors = {}
+    for name, tensor in layout.tensors.items():
+        summed = tuple(_summed(chunk, starts[chunk.file], data) for chunk in tensor.chunks)
+        tensors[name] = replace(tensor, chunks=summed)
+        for chunk in summed:
+            chunks[chunk.file].append(chunk)
+    sent = tuple(
+        _send_file(store, folder + file.name, _body(file, data), chunks[file.name])
+        for file in files
+    )
+    return sent, replace(layout, tensors=tensors)
+
+
+def _send_file(
+    store: Destination, key: str, body: memoryview, chunks: Iterable[Chunk]
+) -> FileRecord:
     store.upload(key, body, threads=UPLOAD_THREADS)
     found = store.head(key)
-    if found is None or found.size_bytes != file.size_bytes:
+    if found is None or found.size_bytes != len(body):
         raise StoreError(
-            f"{key!r} was sent with {file.size_bytes} bytes, and the store has "
+            f"{key!r} was sent with {len(body)} bytes, and the store has "
             + ("no such object" if found is None else f"{found.size_bytes}")
             + "; it does not keep what it acknowledges, do not use it for checkpoints"
         )
-    return FileRecord(key=key, size_bytes=file.size_bytes, crc64nvme=crc_text(crc64nvme(body)))
+    return FileRecord(key=key, size_bytes=len(body), crc64nvme=crc_text(_crc_of_file(body, chunks)))
 
 
-def with_checksums(layout: Layout, files: Iterable[StagedFile], data: memoryview) -> Layout:
-    """The layout with the checksums of every chunk and of its blocks, read from the buffer."""
-    starts = {file.name: file.start for file in files}
-    return replace(
-        layout,
-        tensors={
-            name: _with_checksums(tensor, starts, data) for name, tensor in layout.tensors.items()
-        },
-    )
+def _body(file: StagedFile, data: memoryview) -> memoryview:
+    return data[file.start : file.start + file.size_bytes]
 
 
-def _with_checksums(
-    tensor: TensorLayout, starts: Mapping[str, int], data: memoryview
-) -> TensorLayout:
-    chunks = []
-    for chunk in tensor.chunks:
-        start = starts[chunk.file] + chunk.start
-        body = data[start : start + chunk.size_bytes]
-        crc = crc_text(crc64nvme(body))
-        chunks.append(replace(chunk, crc64nvme=crc, blocks=block_crcs(body)))
-    return replace(tensor, chunks=tuple(chunks))
+def _summed(chunk: Chunk, file_start: int, data: memoryview) -> Chunk:
+    start = file_start + chunk.start
+    crc, blocks = chunk_crcs(data[start : start + chunk.size_bytes])
+    return replace(chunk, crc64nvme=crc_text(crc), blocks=blocks)
+
+
+def _crc_of_file(body: memoryview, chunks: Iterable[Chunk]) -> int:
+    """Put together from those of its chunks and of the few bytes between them."""
+    crc, position = 0, 0
+    for chunk in sorted(chunks, key=lambda chunk: chunk.start):
+        crc = crc64nvme(body[position : chunk.start], crc)
+        crc = combine_crc64nvme(crc, crc_number(chunk.crc64nvme), chunk.size_bytes)
+        position = chunk.start + chunk.size_bytes
+    rest: int = crc64nvme(body[position:], crc)
+    return rest

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from awscrt.checksums import crc64nvme
+from awscrt.checksums import combine_crc64nvme, crc64nvme
 from pydantic import TypeAdapter
 
 from storage.checkpoint_records import RankDone
@@ -143,10 +143,23 @@ def crc_text(crc: int) -> str:
 
 def block_crcs(data: memoryview) -> str:
     """`Chunk.blocks` of a chunk's bytes."""
-    if len(data) <= BLOCK_BYTES:
-        return ""
-    crcs = (crc64nvme(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES))
-    return base64.b64encode(b"".join(crc.to_bytes(8, "big") for crc in crcs)).decode()
+    return chunk_crcs(data)[1]
+
+
+def chunk_crcs(data: memoryview) -> tuple[int, str]:
+    """The CRC64-NVME of a chunk's bytes, and `Chunk.blocks`; one pass serves for both."""
+    crcs = [crc64nvme(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+    if len(crcs) <= 1:
+        return next(iter(crcs), 0), ""
+    whole = crcs[0]
+    for number, crc in enumerate(crcs[1:], start=1):
+        whole = combine_crc64nvme(whole, crc, min(BLOCK_BYTES, len(data) - number * BLOCK_BYTES))
+    return whole, base64.b64encode(b"".join(crc.to_bytes(8, "big") for crc in crcs)).decode()
+
+
+def crc_number(text: str) -> int:
+    """What `crc_text` was made from."""
+    return int.from_bytes(base64.b64decode(text), "big")
 
 
 def _is_json(value: object) -> bool:

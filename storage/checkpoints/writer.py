@@ -20,7 +20,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from storage.checkpoint_records import FileRecord
-from storage.checkpoints.flush import send_file, with_checksums
+from storage.checkpoints.flush import send_files
 from storage.checkpoints.layout import (
     METADATA_NAME,
     Layout,
@@ -86,10 +86,9 @@ class ObjectStoreWriter(StorageWriter):
         memory = bytearray(described.size_bytes)
         _fill(memory, places, planner)
         with memoryview(memory) as data:
-            self.files = tuple(
-                send_file(self._store, self._folder, file, data) for file in described.files
+            self.files, layout = send_files(
+                self._store, self._folder, files=described.files, layout=layout, data=data
             )
-            layout = with_checksums(layout, described.files, data)
         done: Future[list[WriteResult]] = Future()
         # torch only carries the results to `finish`, so one of them may tell of all items.
         done.set_result(
