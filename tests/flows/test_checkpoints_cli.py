@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from storage.checkpoint_records import CommitRef, FileRecord, SweepJournal
 from storage.checkpoints.commits import newest_commit, read_pins
+from storage.checkpoints.pins import pin
 from storage.checkpoints.quarantine import doubt, quarantined
 from storage.errors import CheckpointError, HeadraceError, SpecError
 from storage.records import Action, Kind, encode
@@ -182,11 +183,16 @@ def test_a_pin_outlives_every_pruning_and_unpin_says_what_follows(run: Run) -> N
 
 def test_what_is_gone_or_going_is_not_pinned(run: Run) -> None:
     intent = run.attempt(1)
-    commit = run.save(intent, 100)
-    run.save(intent, 200)
+    commit, other = run.save(intent, 100), run.save(intent, 200)
     journal(run, commit.ref)
     with pytest.raises(SpecError, match=r"100\.1 is swept; the nearest: 200\.1"):
         run.ask("pin", "100")
+    # As when the sweep came between the look and the pin.
+    with pytest.raises(CheckpointError, match=r"100\.1 was swept"):
+        pin(run.ledger, commit.ref, who="ann", why="", at=datetime.now(UTC))
+    run.ledger.store.delete([run.ledger.keys.commit(1, step=200)])
+    with pytest.raises(CheckpointError, match=r"200\.1 is not there any more"):
+        pin(run.ledger, other.ref, who="ann", why="", at=datetime.now(UTC))
     assert read_pins(run.ledger) == ()
 
 
