@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
 os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
@@ -134,15 +135,20 @@ def main() -> None:
     rounds = Rounds(parent, at_once=options.at_once)
     sites = find_sites(rounds)
     print(json.dumps({"sites": len(sites)}), flush=True)
+    first, last = options.seed, options.seed + options.rounds
     if options.every_site:
         pairs = [(site, deed) for deed in DEEDS for site in sites]
-        chosen = enumerate(pairs[:: options.every_site], start=options.seed)
+        chosen = enumerate(pairs[:: options.every_site], start=first)
         drawn = (at_site(seed, site, deed) for seed, (site, deed) in chosen)
     else:
-        seeds = range(options.seed, options.seed + options.rounds)
-        drawn = (draw(seed, sites, server_kills=options.server_kills) for seed in seeds)
+        drawn = (draw(seed, sites) for seed in range(first, last))
+    # One at a time: a server that is killed is killed for all.
+    alone = Rounds(parent, at_once=1)
+    seeds = range(last, last + options.server_kills)
+    with_server = (draw(seed, sites, server_kills=True) for seed in seeds)
+    reports = chain(rounds.run(_until(drawn, options)), alone.run(with_server))
     failed = 0
-    for report in rounds.run(_until(drawn, options)):
+    for report in reports:
         failed += bool(report.failure)
         print(json.dumps({**asdict(report), "sites": len(report.sites)}), flush=True)
         if not report.failure:
@@ -169,7 +175,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--within-s", type=float, default=float("inf"), help="begin none later")
     parser.add_argument("--at-least", type=int, default=0, help="begin so many even then")
     parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--server-kills", action="store_true", help="SIGKILL the server, too")
+    parser.add_argument(
+        "--server-kills", type=int, default=0, help="so many more, with SIGKILLs of the server"
+    )
     parser.add_argument("--every-site", type=int, default=0, help="each N-th line, with each deed")
     return parser.parse_args()
 
