@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from storage.checkpoint_records import SaveFacts
 from storage.checkpoints import flusher
-from storage.checkpoints.buffers import BufferFolder, Outcome, Result
+from storage.checkpoints.buffers import BufferFolder, Outcome, Result, Tier
 from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.staging import Stager
 from storage.errors import CheckpointError
@@ -44,7 +44,7 @@ ID_BITS = 52
 class _Agreed:
     """What the ranks said in the last step's all-reduce, summed up."""
 
-    is_due: bool = False
+    tiers: tuple[Tier, ...] = ()
     busy_ranks: int = 0
     save: str = ""
     is_fenced: bool = False
@@ -80,7 +80,11 @@ class Checkpointer:
         self._ranks = Ranks()
         self._folder = BufferFolder.of_job(context.job, node=context.identity.node)
         self._stager = Stager(self._folder, buffers=spec.buffers)
-        self._pace = Pace(spec, nodes=len(context.identity.nodes), now_s=time.monotonic())
+        nodes, now_s = len(context.identity.nodes), time.monotonic()
+        self._pace = Pace(spec, nodes=nodes, now_s=now_s)
+        self._paces = {Tier.STORE: self._pace}
+        if spec.disk is not None:
+            self._paces[Tier.DISK] = Pace(spec.disk, nodes=nodes, now_s=now_s)
         self._flusher: _FlusherThread | None = None
         self._agreed = _Agreed()
         self._due_since: int | None = None
@@ -106,29 +110,31 @@ class Checkpointer:
             f"{'buffers' if self._spec.buffers > 1 else 'buffer'} of "
             f"{spell_size(self._stager.size_bytes)} a rank in {self._spec.buffer_dir}"
         )
+        if self._spec.disk is not None:
+            self._say(f"checkpoints also go to {self._spec.disk.folder}, the newest two stay there")
         if self._context.job.sidecar is None and self._context.identity.local_rank == 0:
             self._flusher = _FlusherThread(self._context)
             self._flusher.start()
 
     def flags(self, step: int) -> Sequence[float]:
-        """This rank's word on a save after this step: due, no buffer, its id, fenced."""
+        """This rank's word on a save after this step: no buffer, its id, fenced, due in a tier."""
         is_busy = not self._stager.is_free
         if not self._ranks.is_first:
-            return (0.0, float(is_busy), 0.0, 0.0)
+            return (float(is_busy), 0.0, 0.0, *(0.0 for _ in self._paces))
         self._look()
-        is_due = self._pace.is_due(step, now_s=time.monotonic())
+        now_s = time.monotonic()
         return (
-            float(is_due),
             float(is_busy),
             float(secrets.randbits(ID_BITS)),
             float(bool(self._fence)),
+            *(float(pace.is_due(step, now_s=now_s)) for pace in self._paces.values()),
         )
 
     def heard(self, sums: Sequence[float]) -> None:
         """What all ranks said."""
-        due, busy, save, fenced = sums
+        busy, save, fenced, *due = sums
         self._agreed = _Agreed(
-            is_due=due > 0,
+            tiers=tuple(tier for tier, wishes in zip(self._paces, due, strict=True) if wishes > 0),
             busy_ranks=round(busy),
             save=f"{int(save):0{ID_BITS // 4}x}",
             is_fenced=fenced > 0,
@@ -158,7 +164,7 @@ class Checkpointer:
         agreed = self._agreed
         if agreed.is_fenced:
             raise self._fenced(step)
-        if not agreed.is_due:
+        if not agreed.tiers:
             return False
         if agreed.busy_ranks == 0:
             return True
@@ -177,13 +183,19 @@ class Checkpointer:
         Raises:
             JobExit: with STORAGE, when the snapshot before it could not be completed.
         """
-        if self._ranks.is_first:
+        self._begin(cursor, metrics, tiers=self._agreed.tiers)
+
+    def _begin(
+        self, cursor: Cursor, metrics: Mapping[str, float], *, tiers: tuple[Tier, ...]
+    ) -> None:
+        if self._ranks.is_first and Tier.STORE in tiers:
             self._blocked_s[cursor.step] = 0.0
         self._unfinished = cursor.step
         self._due_since = None
         with self._standing_still(cursor.step), _storage_fails():
-            self._stager.begin(self._state, self._facts(cursor, metrics))
-        self._pace.begun(now_s=time.monotonic())
+            self._stager.begin(self._state, self._facts(cursor, metrics), tiers=tiers)
+        for tier in tiers:
+            self._paces[tier].begun(now_s=time.monotonic())
 
     def last(self, cursor: Cursor, metrics: Mapping[str, float]) -> None:
         """Saves, and returns when the commit stands. Collective.
@@ -201,7 +213,7 @@ class Checkpointer:
                 name=f"headrace/buffers/{save}",
                 timeout_s=patience_s,
             )
-            self.begin(cursor, metrics)
+            self._begin(cursor, metrics, tiers=tuple(self._paces))
             self.before_update()
             with self._clock.part(Part.CHECKPOINT):
                 self.commits = self._ranks.from_late_first(

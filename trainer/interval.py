@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.spec import CheckpointSpec
+from trainer.spec import CheckpointSpec, DiskSpec
 
 FIRST_STEPS = 8
 """With `auto`, the first save comes after so many steps, so that there is something to go by."""
@@ -82,11 +82,13 @@ def spell(duration_s: float) -> str:
 class Pace:
     """When rank 0 wants a save. What is due stays so until a save is begun."""
 
-    def __init__(self, spec: CheckpointSpec, *, nodes: int, now_s: float) -> None:
+    def __init__(self, spec: CheckpointSpec | DiskSpec, *, nodes: int, now_s: float) -> None:
         self._every_steps = spec.every_steps
         self._every_s = spec.every_s
-        self._is_auto = spec.auto
-        self._mttf_s = mttf_s(nodes=nodes, failures_per_node_day=spec.failures_per_node_day)
+        self._is_auto, self._mttf_s = False, math.inf
+        if isinstance(spec, CheckpointSpec):
+            self._is_auto = spec.auto
+            self._mttf_s = mttf_s(nodes=nodes, failures_per_node_day=spec.failures_per_node_day)
         self._last_s = now_s
         self._steps = 0
         self._is_due = False

@@ -132,10 +132,12 @@ class _Training:
     def _state(self) -> dict[str, Any]:
         """What is saved: the tensors, and what gives the count of consumed samples its meaning.
 
-        A dictionary of its own each time, since loading replaces what is no tensor in it.
+        A dictionary of its own each time, since loading replaces what is no tensor in it; the
+        optimizer's counts are meant to be replaced.
         """
         order = {"seed": self._train.seed, "sequence": self._train.sequence}
-        return {**self._engine.state.tensors(), "data_order": order}
+        state = self._engine.state
+        return {**state.tensors(), "optimizer": state.counts, "data_order": order}
 
     def _require_not_beyond(self, committed: int) -> None:
         """With no step left to take, the longer run's model would pass for the shorter one's."""

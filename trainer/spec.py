@@ -13,6 +13,7 @@ from storage.spec import FolderOrFile, Model
 
 MAX_STEPS = 10**9
 EVERY_STEPS = 500
+DISK_EVERY_S = 60.0
 
 
 class ModelSpec(Model):
@@ -67,6 +68,41 @@ class OptimizerSpec(Model):
     clip_norm: float = Field(1.0, gt=0)
 
 
+class DiskSpec(Model):
+    """A nearer tier: a folder on a disk of each node, or on one that they share.
+
+    A job that starts again where it was loads from there what is newer than in the store, or as
+    new. The newest two saves stay.
+    """
+
+    folder: FolderOrFile = Field(description="Absolute; each run has a folder of its own in it.")
+    every_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    every_s: float | None = Field(
+        None, gt=0, description="By default 60, unless every_steps is given."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_an_interval(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and not (fields.get("every_steps") or fields.get("every_s")):
+            given = {name: value for name, value in fields.items() if value is not None}
+            return {"every_s": DISK_EVERY_S} | given
+        return fields
+
+    @model_validator(mode="after")
+    def _has_one_interval(self) -> DiskSpec:
+        if self.every_steps is not None and self.every_s is not None:
+            raise ValueError(
+                f"disk.every_steps {self.every_steps} and disk.every_s {self.every_s:g} exclude "
+                "each other; keep one of them"
+            )
+        if not self.folder.is_absolute():
+            raise ValueError(
+                f"disk.folder {str(self.folder)!r} must be an absolute path; write it from '/'"
+            )
+        return self
+
+
 class CheckpointSpec(Model):
     """When a checkpoint is saved, and through what memory: `every_steps`, `every_s` or `auto`.
 
@@ -93,6 +129,7 @@ class CheckpointSpec(Model):
     buffer_dir: FolderOrFile = Field(
         Path("/dev/shm"), description="Memory of each node that its ranks and its flusher share."
     )
+    disk: DiskSpec | None = Field(None, description="Saves on a disk, beside those in the store.")
     last_save_timeout_s: float = Field(
         1800.0, gt=0, description="Bound on the wait for the last save to be committed."
     )

@@ -68,25 +68,32 @@ class TrainState:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
         self._tensors = self._named()
+        self._counts = {"steps": 0}
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many updates Adam has made: a plain number, which every rank's node gets to know."""
+        return self._counts
+
+    def updated(self) -> None:
+        """To be called after each of the optimizer's steps."""
+        self._counts["steps"] += 1
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The state by name, sharing memory with what is trained; the same objects each time."""
         return self._tensors
 
     def loaded(self) -> None:
-        """To be called when the tensors were overwritten: hands all of Adam its step count."""
+        """To be called when the state was overwritten: hands Adam its number of updates."""
         for parameter in self.parameters.values():
-            self.optimizer.state[parameter]["step"].copy_(self._tensors["optimizer.step"])
+            self.optimizer.state[parameter]["step"].fill_(self._counts["steps"])
 
     def _named(self) -> Mapping[str, torch.Tensor]:
-        first = next(iter(self.parameters.values()))
-        tensors: dict[str, torch.Tensor] = {
-            "optimizer.step": self.optimizer.state[first]["step"],
-        }
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             moments = self.optimizer.state[parameter]
             tensors[f"model.{name}"] = parameter.detach()

@@ -105,6 +105,7 @@ class Stepper:
         if beside is not None:
             beside.before_update()
         self.state.optimizer.step()
+        self.state.updated()
         return StepResult(loss=mean_loss, grad_norm=norm, stop=stops > 0)
 
     @torch.no_grad()

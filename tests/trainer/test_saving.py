@@ -230,3 +230,40 @@ def test_buffers_that_cannot_be_made_are_told_before_the_first_step(bench: Bench
         assert left.code == ExitCode.BAD_CONFIG
         assert "train.checkpoint.buffer_dir '/proc' must be memory that n1 may" in left.message
     assert not job.metrics_file.read_text()
+
+
+def run_and_die(identity: RankIdentity, job: JobDescription, step: int, folder: Path) -> Left:
+    """As `run_job`; all ranks are gone in this step, once the save before it is on the disk."""
+    from trainer.step import Stepper
+
+    train = Stepper.train
+
+    def dying(self: Stepper, *args: Any, **others: Any) -> Any:
+        if others["step"] == step:
+            done = f"**/{step - 1:012d}.*/done.*.json"
+            while len(list(folder.glob(done))) < identity.world_size:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train(self, *args, **others)
+
+    Stepper.train = dying  # type: ignore[method-assign]
+    return run_job(identity, job)
+
+
+def test_a_run_goes_on_from_its_disk_where_the_store_has_nothing_as_new(bench: Bench) -> None:
+    """To the bit, and what follows is committed in the store as ever."""
+    folder = bench.folder / "disk"
+    train = saving(every_steps=1000, disk={"folder": str(folder), "every_steps": 3})
+    whole = another(bench, "whole")
+    run_distributed_test(run_job, 2, whole.job(saving(every_steps=1000)))
+    for rank in start_ranks(run_and_die, 2, bench.job(train), 7, folder):
+        assert rank.exit_code() == -signal.SIGKILL
+    assert commits(bench) == {}
+    run_distributed_test(run_job, 2, bench.job(train, attempt=2))
+    second = bench.ledger().attempt(Stage.TRAIN, 2)
+    assert second is not None
+    assert second.resume is not None
+    assert second.resume.source is not None
+    assert (second.resume.source.attempt, second.resume.source.step) == (1, 6)
+    assert curve(bench.metrics(2)) == curve(whole.metrics(1))[6:]
+    assert checksums(commits(bench)[8]) == checksums(commits(whole)[8])
