@@ -21,6 +21,17 @@ def test_the_parts_of_a_window_add_up_to_its_steps() -> None:
     assert clock.read(steps=1).split.keys() == {Part.OTHER}
 
 
+def test_a_part_within_another_counts_once() -> None:
+    clock = StepClock(CollectiveClock(), separable=True)
+    with clock.part(Part.COMPUTE):
+        for _ in range(2):
+            with clock.part(Part.CHECKPOINT):
+                time.sleep(0.01)
+    window = clock.read(steps=1)
+    assert window.split[Part.CHECKPOINT] >= 0.02
+    assert sum(window.split.values()) == pytest.approx(window.step_s)
+
+
 def test_nothing_is_claimed_where_it_cannot_be_told_apart() -> None:
     clock = StepClock(CollectiveClock(), separable=False)
     with clock.part(Part.COMPUTE):
