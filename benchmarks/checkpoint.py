@@ -13,6 +13,7 @@ so rather into an environment of its own). A size of 1 GiB takes half an hour; t
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -68,6 +69,8 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the rows here, too.")] = None,
 ) -> None:
     """Ours and the peers in turn, for each size."""
+    # So that no server and no rank outlives this.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     ways = [OURS]
     for way in WAYS:
         package = missing(way)

@@ -206,8 +206,12 @@ class TorchDistributed:
         self._job = job
         self._kind = kind
         self._stager: DefaultStager | None = None
+        self._group: dist.ProcessGroup | None = None
 
     def prepare(self, state: State) -> None:  # noqa: ARG002  it plans at each save
+        if self._kind.how is AsyncCheckpointerType.THREAD:
+            # Its collectives run beside those of the training, with which they must not mix.
+            self._group = dist.new_group(backend="gloo")
         if self._kind.how is not None:
             self._stager = DefaultStager(
                 StagingOptions(
@@ -227,6 +231,7 @@ class TorchDistributed:
             answer: Any = async_save(
                 cast("dict[str, Any]", state),
                 storage_writer=writer,
+                process_group=self._group,
                 async_checkpointer_type=self._kind.how,
                 async_stager=self._stager,
             )
@@ -254,25 +259,25 @@ class TorchDistributed:
             return FsspecWriter(
                 self._path(number), thread_count=THREADS, sync_files=False, **self._fsspec()
             )
-        from s3torchconnector.dcp import S3StorageWriter
+        from s3torchconnector.dcp import S3FileSystem, S3StorageWriter
 
-        return S3StorageWriter(
-            self._job.store.region,
-            self._path(number),
-            s3client_config=self._connector(),
-            thread_count=THREADS,
-        )
+        region = self._job.store.region
+        writer = S3StorageWriter(region, self._path(number), thread_count=THREADS)
+        writer.fs = S3FileSystem(region, s3_client=self._connector())
+        return writer
 
     def _reader(self, number: int) -> Any:
         if self._kind.via == "fsspec":
             from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
             return FsspecReader(self._path(number), **self._fsspec())
-        from s3torchconnector.dcp import S3StorageReader
+        from s3torchconnector import S3ReaderConstructor
+        from s3torchconnector.dcp import S3FileSystem, S3StorageReader
 
-        return S3StorageReader(
-            self._job.store.region, self._path(number), s3client_config=self._connector()
-        )
+        region, reading = self._job.store.region, S3ReaderConstructor.dcp_optimized()
+        reader = S3StorageReader(region, self._path(number), reader_constructor=reading)
+        reader.fs = S3FileSystem(region, s3_client=self._connector(), reader_constructor=reading)
+        return reader
 
     def _path(self, number: int) -> str:
         return f"s3://{self._job.store.bucket}/{self._job.run}/dcp/{number}"
@@ -281,9 +286,15 @@ class TorchDistributed:
         return {"endpoint_url": self._job.store.endpoint_url, "default_block_size": PART_BYTES}
 
     def _connector(self) -> Any:
+        """Its client, since its readers and writers cannot be given an endpoint."""
         from s3torchconnector import S3ClientConfig
+        from s3torchconnector._s3client import S3Client
 
-        return S3ClientConfig(force_path_style=True, part_size=PART_BYTES)
+        return S3Client(
+            self._job.store.region,
+            endpoint=self._job.store.endpoint_url,
+            s3client_config=S3ClientConfig(force_path_style=True, part_size=PART_BYTES),
+        )
 
 
 Making = Callable[[Job, RankIdentity], Way]
