@@ -53,10 +53,14 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class _Look:
-    """The newest few commits that may be loaded, and those before them that may not."""
+    """The newest few commits that may be loaded, and those before them that may not.
+
+    `places` are those of all commits that were there.
+    """
 
     candidates: tuple[Commit, ...]
     passed: tuple[Passed, ...]
+    places: frozenset[Place]
 
     def excuses(self, floor: CommitRef) -> bool:
         """Whether something is known that allows to step back from the floor."""
@@ -93,7 +97,8 @@ def choose(
         ledger.store.put(loading_key(ledger, intent.attempt), encode(marker))
         journals = journaled(read_journals(ledger))
         standing = [commit for commit in look.candidates if commit.ref not in journals]
-        if standing or not look.candidates:
+        # Before a start at step 0: what a late flusher has committed meanwhile is still in time.
+        if standing or (not look.candidates and look.places.issuperset(commit_places(ledger))):
             break
     newest = standing[0] if standing else None
     if floor is not None and floor not in {commit.ref for commit in standing}:
@@ -178,7 +183,7 @@ def _look(
             candidates.append(commit)
         if len(candidates) == CANDIDATES:
             break
-    return _Look(candidates=tuple(candidates), passed=tuple(passed))
+    return _Look(candidates=tuple(candidates), passed=tuple(passed), places=frozenset(places))
 
 
 def _require_floor(ledger: Ledger, floor: CommitRef, newest: Commit | None, look: _Look) -> None:
@@ -207,7 +212,7 @@ def _require_fresh(ledger: Ledger, intent: Intent, look: _Look) -> None:
     lineage = trace(ledger.attempts(Stage.TRAIN))
     places = [
         (step, attempt)
-        for step, attempt in commit_places(ledger)
+        for step, attempt in look.places
         if lineage.admits(attempt=attempt, step=step)
     ]
     resumed = any(last is not None for last in lineage.last_steps.values())
