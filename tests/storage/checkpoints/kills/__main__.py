@@ -28,7 +28,7 @@ import torch.distributed.tensor
 from storage.embedded import EmbeddedStore, resolved
 from storage.spec import StoreSpec
 from tests.storage.checkpoints.kills.faults import Deed, Site
-from tests.storage.checkpoints.kills.plans import Plan, at_site, draw
+from tests.storage.checkpoints.kills.plans import Plan, at_site, draw, weakest
 from tests.storage.checkpoints.kills.processes import UnusedStore
 from tests.storage.checkpoints.kills.rounds import Parent, Report, Round
 from tests.storage.checkpoints.kills.training import LAST_STEP, reference
@@ -142,11 +142,12 @@ def main() -> None:
         drawn = (at_site(seed, site, deed) for seed, (site, deed) in chosen)
     else:
         drawn = (draw(seed, sites) for seed in range(first, last))
+    first_of_all = weakest(first, sites) if options.weakest else iter(())
     # One at a time: a server that is killed is killed for all.
     alone = Rounds(parent, at_once=1)
     seeds = range(last, last + options.server_kills)
     with_server = (draw(seed, sites, server_kills=True) for seed in seeds)
-    reports = chain(rounds.run(_until(drawn, options)), alone.run(with_server))
+    reports = chain(rounds.run(_until(chain(first_of_all, drawn), options)), alone.run(with_server))
     failed = 0
     for report in reports:
         failed += bool(report.failure)
@@ -172,6 +173,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", type=Path, required=True, help="folder of an embedded server")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; the next has N+1")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--weakest", action="store_true", help="first a round at each weak point")
     parser.add_argument("--within-s", type=float, default=float("inf"), help="begin none later")
     parser.add_argument("--at-least", type=int, default=0, help="begin so many even then")
     parser.add_argument("--at-once", type=int, default=2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tests.storage.checkpoints.kills.faults import Deed, Fault, Site, choose_site
+from tests.storage.checkpoints.kills.faults import ROOT, Deed, Fault, Site, choose_site
 
 START_S, TRAINING_S = 0.3, 0.7
 """About what it takes to begin, and then to train to the end: times are drawn from these."""
@@ -21,10 +21,21 @@ _DEEDS = {
     Deed.ZOMBIE: 22,
     Deed.PAUSE: 6,
     Deed.NODE: 8,
-    Deed.TWIN: 6,
+    Deed.TWIN: 12,
     Deed.DELAY: 8,
     Deed.JITTER: 14,
 }
+
+
+WEAKEST = (
+    ("flusher0", "commit", "created = ledger.store.create(", Deed.ZOMBIE, "end"),
+    ("flusher0", "commit", "created = ledger.store.create(", Deed.ZOMBIE, "resumed"),
+    ("flusher0", "flusher", "self._folder.free(sealed)", Deed.TWIN, ""),
+    ("rank0", "staging", "target.copy_(source)", Deed.NODE, ""),
+    ("rank1", "staging", "self._copied.set()", Deed.DELAY, ""),
+    ("flusher0", "flush", "store.put(key, encode_sealed(part))", Deed.KILL, ""),
+)
+"""Where a save hangs by a thread: a round for each comes first. By role, module and text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +101,25 @@ def draw(seed: int, sites: tuple[Site, ...], *, server_kills: bool = False) -> P
         faults=tuple(faults),
         server_kills_s=tuple(kills) if server_kills else (),
     )
+
+
+def weakest(seed: int, sites: tuple[Site, ...]) -> Iterator[Plan]:
+    """The rounds of WEAKEST. Raises AssertionError where the product has no such line any more."""
+    for number, (role, module, text, deed, wakes) in enumerate(WEAKEST):
+        site = _find(sites, role, f"storage/checkpoints/{module}.py", text)
+        fault = Fault(role=role, deed=deed, site=site, nth=2, lasts_s=0.2, wakes=wakes)
+        yield Plan(seed=seed - len(WEAKEST) + number, step_s=0.01, faults=((fault,),))
+
+
+def _find(sites: tuple[Site, ...], role: str, file: str, text: str) -> Site:
+    lines = (ROOT / file).read_text().splitlines()
+    found = [
+        site
+        for site in sites
+        if (site.role, site.file) == (role, file) and text in lines[site.line - 1]
+    ]
+    assert found, f"{role} comes to no line with {text!r} in {file}: what took its place?"
+    return found[0]
 
 
 def at_site(seed: int, site: Site, deed: Deed) -> Plan:
