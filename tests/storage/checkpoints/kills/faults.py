@@ -22,9 +22,9 @@ import storage.checkpoints
 
 FOLDERS = (Path(storage.checkpoints.__path__[0]).resolve(),)
 ROOT = FOLDERS[0].parents[1]
-JITTER = {"rank": 0.25, "flusher": 0.02}
-"""How many of all lines are preceded by a sleep of up to JITTER_S; a rank's threads have few."""
-JITTER_S = 0.02
+JITTER = {"rank": (0.25, 0.06), "flusher": (0.02, 0.02)}
+"""How many of all lines are preceded by a sleep, and how long it is at most, in seconds: a rank's
+threads have few lines, and a flusher looks every 50 ms."""
 FILES = (ROOT / "storage/object_store.py", ROOT / "storage/ledger.py")
 
 
@@ -125,8 +125,8 @@ def install(fault: Fault, signals: Mapping[Deed, int], met: Callable[[], None]) 
     if fault.deed is Deed.JITTER:
         met()
         random = Random(f"jitter {fault}")
-        chance = JITTER[fault.role[:-1]]
-        Tracer(lambda *_: _sleep_a_little(random, chance)).install()
+        chance, most_s = JITTER[fault.role[:-1]]
+        Tracer(lambda *_: _sleep_a_little(random, chance, most_s)).install()
         return
     site = fault.site
     assert site is not None
@@ -142,10 +142,10 @@ def install(fault: Fault, signals: Mapping[Deed, int], met: Callable[[], None]) 
     Tracer(at).install()
 
 
-def _sleep_a_little(random: Random, chance: float) -> None:
+def _sleep_a_little(random: Random, chance: float, most_s: float) -> None:
     """Threads beside the main one: what they are late with is what races are about."""
     if threading.current_thread() is not threading.main_thread() and random.random() < chance:
-        time.sleep(random.uniform(0.0, JITTER_S))
+        time.sleep(random.uniform(0.0, most_s))
 
 
 def choose_site(random: Random, sites: tuple[Site, ...], role: str) -> Site:

@@ -31,7 +31,8 @@ WEAKEST = (
     ("flusher0", "commit", "created = ledger.store.create(", Deed.ZOMBIE, "end"),
     ("flusher0", "commit", "created = ledger.store.create(", Deed.ZOMBIE, "resumed"),
     ("flusher0", "flusher", "self._folder.free(sealed)", Deed.TWIN, ""),
-    ("rank0", "staging", "target.copy_(source)", Deed.NODE, ""),
+    ("rank0", "staging", "target.copy_(source)", Deed.KILL, ""),
+    ("rank0", "staging", "target.copy_(source)", Deed.DELAY, ""),
     ("rank1", "staging", "self._copied.set()", Deed.DELAY, ""),
     ("flusher0", "flush", "store.put(key, encode_sealed(part))", Deed.KILL, ""),
 )
