@@ -210,8 +210,12 @@ class JobProcesses:
         self.ranks_killed |= was_killed
         if code == 0:
             return
+        # The kernel may tell of a peer's end before that of the one that was killed.
+        deadly = {Deed.KILL, Deed.NODE}
         is_excused = (
             self.ranks_killed
+            or self.node_died
+            or any(one.met and one.fault and one.fault.deed in deadly for one in self.ranks)
             or self.abandoned is not None
             or (bool(self.plan.server_kills_s) and not self.resumed and code != ExitCode.FENCED)
         )
