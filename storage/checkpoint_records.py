@@ -25,6 +25,7 @@ class Resume:
     """`<n>.resume.json`: what all ranks loaded and verified, before the first step."""
 
     source: CommitRef | None
+    from_disk: bool = False
     world_size: int
     nonce: str
     at: datetime

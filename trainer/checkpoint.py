@@ -7,12 +7,14 @@ what became of a save, and only what is committed is ever called so.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from storage.checkpoint_records import SaveFacts
@@ -111,10 +113,22 @@ class Checkpointer:
             f"{spell_size(self._stager.size_bytes)} a rank in {self._spec.buffer_dir}"
         )
         if self._spec.disk is not None:
-            self._say(f"checkpoints also go to {self._spec.disk.folder}, the newest two stay there")
+            self._tell_of_disk(self._spec.disk.folder)
         if self._context.job.sidecar is None and self._context.identity.local_rank == 0:
             self._flusher = _FlusherThread(self._context)
             self._flusher.start()
+
+    def _tell_of_disk(self, folder: Path) -> None:
+        """Each node has its own, or none: saves go to the store in any case."""
+        identity = self._context.identity
+        if identity.local_rank == 0 and not os.access(folder, os.W_OK | os.X_OK):
+            print(
+                f"no checkpoint goes to train.checkpoint.disk.folder {folder} of {identity.node}: "
+                "it is not there, or not to be written to; make it on every node",
+                flush=True,
+            )
+        else:
+            self._say(f"checkpoints also go to {folder}, where the newest two stay")
 
     def flags(self, step: int) -> Sequence[float]:
         """This rank's word on a save after this step: no buffer, its id, fenced, due in a tier."""

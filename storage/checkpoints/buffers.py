@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -25,9 +25,6 @@ from storage.checkpoints.settings import BUFFER_ROOT, buffer_root
 from storage.errors import CheckpointError
 from storage.job import JobDescription
 from storage.records import decode, encode
-
-STALE_S = 3600.0
-"""Buffers that nobody has held for so long are what a killed node or an unclean end left."""
 
 _SEALED = re.compile(r"(\d+)\.(\d+)\.sealed\.json")
 _WAITING = re.compile(r"commit\.(\d+)\.json")
@@ -119,20 +116,27 @@ class BufferFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """While somebody holds the folder it is not taken for a leftover."""
-        self.make()
-        with (self.path / "held.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+        with self._locked("held.lock", fcntl.LOCK_SH):
             yield
 
     @contextmanager
     def flushing(self) -> Iterator[None]:
         """Of all flushers of this node one at a time: two would free each other's buffers."""
+        with self._locked("flusher.lock", fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, kind: int) -> Iterator[None]:
         while True:
             self.make()
-            with (self.path / "flusher.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                lock = (self.path / name).open("a")
+            except FileNotFoundError:
+                continue
+            with lock:
+                fcntl.flock(lock, kind)
                 # Whoever had it may have removed the folder; then this lock keeps nobody out.
-                if self._is_in_place(lock.fileno(), "flusher.lock"):
+                if self._is_in_place(lock.fileno(), name):
                     yield
                     return
 
@@ -197,26 +201,25 @@ class BufferFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         _remove_if_empty(self.path.parent)
 
-    def remove_leftovers(self, *, now_s: float) -> list[Path]:
+    def remove_leftovers(self) -> list[Path]:
         """Removes what other jobs of this user left on this host and nobody holds any more."""
-        removed = []
-        for job in _entries(self.path.parent.parent):
-            for folder in _entries(job):
-                other = BufferFolder(folder)
-                if folder != self.path and other._is_leftover(now_s):
-                    other.remove()
-                    removed.append(folder)
-        return removed
+        others = (
+            BufferFolder(folder)
+            for token in _entries(self.path.parent.parent)
+            for folder in _entries(token)
+            if folder != self.path
+        )
+        return [other.path for other in others if other._remove_if_left()]
 
-    def _is_leftover(self, now_s: float) -> bool:
-        try:
-            if now_s - self.path.stat().st_mtime < STALE_S:
-                return False
-            for name in ("held.lock", "flusher.lock"):
-                with (self.path / name).open("a") as lock:
+    def _remove_if_left(self) -> bool:
+        with ExitStack() as locks:
+            try:
+                for name in ("held.lock", "flusher.lock"):
+                    lock = locks.enter_context((self.path / name).open("a"))
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
+            except OSError:
+                return False
+            self.remove()
         return True
 
     def _is_in_place(self, opened: int, name: str) -> bool:
@@ -261,12 +264,12 @@ def allocate(path: Path, size_bytes: int) -> mmap.mmap:
             os.posix_fallocate(file.fileno(), 0, max(size_bytes, 1))
         except OSError as error:
             path.unlink()
-            free = shutil.disk_usage(path.parent).free
+            free_bytes = shutil.disk_usage(path.parent).free
             raise CheckpointError(
-                f"a checkpoint buffer of {size_bytes / 2**30:.2f} GiB does not fit into "
-                f"{path.parent}, which has {free / 2**30:.2f} GiB left: {error.strerror}; give the "
-                "nodes more shared memory, set train.checkpoint.buffers to 1, or spread the model "
-                "over more ranks"
+                f"a checkpoint buffer of {size_bytes / 2**20:,.1f} MiB does not fit into "
+                f"{path.parent}, which has {free_bytes / 2**20:,.1f} MiB left: {error.strerror}; "
+                "give the nodes more memory there, name another train.checkpoint.buffer_dir, set "
+                "train.checkpoint.buffers to 1, or spread the model over more ranks"
             ) from error
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         return mmap.mmap(file.fileno(), max(size_bytes, 1), flags=flags)
@@ -290,5 +293,5 @@ def _entries(folder: Path) -> list[Path]:
     """What is in a folder that another job may remove at any moment."""
     try:
         return list(folder.iterdir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []

@@ -251,10 +251,11 @@ def _name(ref: CommitRef) -> str:
 
 
 def _list(passed: tuple[Passed, ...] | list[Passed]) -> str:
-    lines = [f"\n  {each}" for each in passed[:LISTED]]
+    """On the same line: of an exception's text the last line alone is quoted elsewhere."""
+    told = [str(each) for each in passed[:LISTED]]
     if len(passed) > LISTED:
-        lines.append(f"\n  and {len(passed) - LISTED} older ones")
-    return "".join(lines)
+        told.append(f"and {len(passed) - LISTED} older ones")
+    return f": {'; '.join(told)}" if told else ""
 
 
 def _now() -> datetime:

@@ -43,6 +43,8 @@ class Disk:
         path = self.root / key
         temporary = path.with_name(f"{path.name}.tmp")
         try:
+            # Only below the folder: one that is not mounted is not made on the disk beneath.
+            self.root.stat()
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as file:
                 file.write(body)
@@ -100,9 +102,13 @@ class Disk:
             raise _failure("read", path, error) from error
 
     def parts(self, keys: RunKeys) -> Iterator[tuple[CommitRef, int]]:
-        """The saves of a run of which this node sees parts, newest first, with each part's rank."""
+        """The saves of a run of which this node sees parts, newest first, with each part's rank.
+
+        Raises:
+            StoreError: the disk does not let itself be read.
+        """
         for ref, folder in sorted(self._saves(keys), reverse=True):
-            for path in folder.iterdir():
+            for path in _entries(folder):
                 if named := _DONE.fullmatch(path.name):
                     yield ref, int(named[1])
 
@@ -114,36 +120,47 @@ class Disk:
         except (ObjectMissing, StoreError, DamagedRecordError):
             return None
 
-    def make_room(self, keys: RunKeys, *, attempt: int, rank: int) -> None:
-        """Removes what of this rank's parts newer saves of this attempt stand for.
+    def make_room(self, keys: RunKeys, *, attempt: int, rank: int, world_size: int) -> None:
+        """Removes what newer saves of this attempt stand for, of this rank's parts.
 
-        Once there are two of this attempt, nothing that earlier ones left is needed.
+        Those of ranks that there are no more go with them. What stays beside a first save of this
+        attempt is the newest that an earlier one made before it.
         """
-        mine = [ref for ref, part in self.parts(keys) if part == rank and ref.attempt == attempt]
-        kept = list(dict.fromkeys(mine))[:KEPT]
-        if len(kept) < KEPT:
+        seen = [(ref, part) for ref, part in self.parts(keys) if ref.attempt <= attempt]
+        own = [ref for ref, part in seen if part == rank and ref.attempt == attempt]
+        if not own:
             return
-        for ref, folder in list(self._saves(keys)):
-            if ref.attempt < attempt or (ref.attempt == attempt and ref < min(kept)):
-                _remove_part(folder, rank)
+        earlier = [ref for ref, _ in seen if ref.attempt < attempt and ref.step < own[-1].step]
+        kept = list(dict.fromkeys([*own, *earlier]))[:KEPT]
+        for ref, part in seen:
+            if ref not in kept and (part == rank or part >= world_size):
+                self.remove_part(keys, ref, part)
+
+    def remove_part(self, keys: RunKeys, ref: CommitRef, rank: int) -> None:
+        """A part is gone with its record, which therefore goes first."""
+        folder = self.root / keys.save(ref.attempt, step=ref.step, save=ref.save)
+        with suppress(OSError):
+            (folder / f"done.{rank}.json").unlink(missing_ok=True)
+            for path in folder.glob(f"data.{rank}.*"):
+                path.unlink(missing_ok=True)
+            folder.rmdir()
 
     def _saves(self, keys: RunKeys) -> Iterator[tuple[CommitRef, Path]]:
-        root = self.root / keys.checkpoints / "data"
-        for attempt in root.glob("*/") if root.is_dir() else ():
-            for folder in attempt.iterdir():
-                named = _SAVE.fullmatch(folder.name)
-                if named is not None and attempt.name.isdigit():
+        for attempt in _entries(self.root / keys.checkpoints / "data"):
+            for folder in _entries(attempt) if attempt.name.isdigit() else ():
+                if named := _SAVE.fullmatch(folder.name):
                     ref = CommitRef(step=int(named[1]), attempt=int(attempt.name), save=named[2])
                     yield ref, folder
 
 
-def _remove_part(folder: Path, rank: int) -> None:
-    """A part is gone with its record, which therefore goes first."""
-    with suppress(OSError):
-        (folder / f"done.{rank}.json").unlink(missing_ok=True)
-        for path in folder.glob(f"data.{rank}.*"):
-            path.unlink(missing_ok=True)
-        folder.rmdir()
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder that another rank may be removing."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _failure("list", folder, error) from error
 
 
 def _sync_folder(folder: Path) -> None:

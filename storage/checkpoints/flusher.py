@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from mmap import mmap
 
+from storage.checkpoint_records import CommitRef
 from storage.checkpoints.buffers import (
     BufferFolder,
     BufferPlan,
@@ -40,6 +41,8 @@ LAST_PATIENCE_S = 5.0
 may have died before it had sealed it."""
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
 NICENESS = 5
+TOLD_FAILURES = frozenset(10**power for power in range(9))
+"""A disk that is full stays so for many saves, all of which would be told alike."""
 
 
 def run(context: JobContext, leave: threading.Event) -> None:
@@ -47,7 +50,7 @@ def run(context: JobContext, leave: threading.Event) -> None:
     os.nice(NICENESS)
     folder = BufferFolder.of_job(context.job, node=context.identity.node)
     with folder.held(), folder.flushing():
-        for left in folder.remove_leftovers(now_s=time.time()):
+        for left in folder.remove_leftovers():
             _say(f"removed checkpoint buffers that an earlier job left in {left}")
         Flusher(context, folder, leave).work()
         # Still locked: one that waits for its turn must not lose its folder while it works.
@@ -67,6 +70,7 @@ class Flusher:
         self._sending: dict[int, Future[None]] = {}
         self._committing: Future[None] | None = None
         self._fenced = ""
+        self._disk_failures = 0
         self._plan: Callable[[int], BufferPlan] = cache(folder.plan)
         self._buffer: Callable[[int, int], mmap] = cache(self._open)
 
@@ -107,11 +111,20 @@ class Flusher:
         keys, attempt = self._ledger.keys, self._intent.attempt
         try:
             self._send_to(disk, sealed)
-            disk.make_room(keys, attempt=attempt, rank=sealed.rank)
+            disk.make_room(
+                keys, attempt=attempt, rank=sealed.rank, world_size=sealed.facts.world_size
+            )
             if sealed.rank == 0:
                 self._send_curve()
         except HeadraceError as error:
-            _say(f"step {sealed.facts.step} is not on the disk tier: {error}")
+            facts, self._disk_failures = sealed.facts, self._disk_failures + 1
+            ref = CommitRef(step=facts.step, attempt=attempt, save=facts.save)
+            disk.remove_part(keys, ref, sealed.rank)
+            if self._disk_failures in TOLD_FAILURES:
+                _say(
+                    f"step {facts.step} is not on the disk tier (failure "
+                    f"{self._disk_failures:,} of this flusher): {error}"
+                )
 
     def _send_to(self, destination: Destination, sealed: Sealed) -> None:
         plan = self._plan(sealed.rank)

@@ -79,7 +79,7 @@ def load_newest(
             swept.add(commit.ref)
             if ranks.is_first:
                 print(f"headrace: {_name(commit.ref)} is no more: {gone}", flush=True)
-    ranks.from_first(lambda: _claim(context, None if commit is None else commit.ref))
+    ranks.from_first(lambda: _claim(context, commit, from_disk=near is not None))
     return commit
 
 
@@ -149,6 +149,8 @@ def _load_near(
             store = NearStore(disk, save)
             faults = ranks.from_all(partial(_try_near, store, state, save.commit))
             if not any(faults):
+                if ranks.is_first:
+                    print(f"headrace: {_name(ref)} is loaded from {disk.root}", flush=True)
                 return save.commit
             if ranks.is_first:
                 why = next(filter(None, faults))
@@ -191,7 +193,7 @@ def _give_up(context: JobContext, ref: CommitRef, fault: str) -> None:
         )
 
 
-def _claim(context: JobContext, source: CommitRef | None) -> None:
+def _claim(context: JobContext, commit: Commit | None, *, from_disk: bool) -> None:
     """Writes the resume record: from now on this attempt is the newest of the lineage.
 
     One that was replaced while it loaded must not be.
@@ -199,7 +201,8 @@ def _claim(context: JobContext, source: CommitRef | None) -> None:
     if context.is_fenced():
         raise JobExit(ExitCode.FENCED, f"attempt {context.attempt} was closed or replaced")
     record = Resume(
-        source=source,
+        source=None if commit is None else commit.ref,
+        from_disk=from_disk,
         world_size=context.identity.world_size,
         nonce=new_nonce(),
         at=datetime.now(UTC),

@@ -17,7 +17,7 @@ from storage.checkpoint_records import Commit, CommitRef, FileRecord
 from storage.checkpoints.disk import Disk
 from storage.checkpoints.layout import METADATA_NAME, RankPart, compact, crc_text, merge
 from storage.checkpoints.ranks import Ranks
-from storage.errors import CheckpointError
+from storage.errors import CheckpointError, StoreError
 from storage.keys import RunKeys
 from storage.object_store import ObjectInfo
 
@@ -59,7 +59,11 @@ def seen_refs(
     """
 
     def own() -> list[tuple[CommitRef, int]]:
-        found = list(disk.parts(keys)) if looks else []
+        try:
+            found = list(disk.parts(keys)) if looks else []
+        except StoreError as error:
+            print(f"headrace: nothing is resumed from disk: {error}", flush=True)
+            return []
         newest = list(dict.fromkeys(ref for ref, _ in found))[:LOOKED_AT]
         return [(ref, rank) for ref, rank in found if ref in newest]
 

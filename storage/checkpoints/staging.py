@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from storage.checkpoints.placing import (
 from storage.checkpoints.ranks import Ranks
 from storage.errors import CheckpointError
 
+LEFTOVER_PATIENCE_S = 10.0
 SMALL_BYTES = 64 * 2**10
 """Copied at once, since that takes less time than to find out whether it had to be."""
 
@@ -136,12 +139,24 @@ class Stager:
     def _make_buffers(self, size_bytes: int) -> None:
         self._held.enter_context(self._folder.held())
         for slot in self._slots:
-            memory = allocate(self._folder.buffer(self._ranks.rank, slot), size_bytes)
+            memory = self._allocate(self._folder.buffer(self._ranks.rank, slot), size_bytes)
             whole = torch.frombuffer(memory, dtype=torch.uint8)
             if torch.cuda.is_available():
                 _pin(whole)
             self._memory.append(memory)
             self._views.append([bound.place.view(whole) for bound in self._bound])
+
+    def _allocate(self, path: Path, size_bytes: int) -> mmap.mmap:
+        """Waits a little for the memory of a job before this one, whose end may be under way."""
+        until = time.monotonic() + LEFTOVER_PATIENCE_S
+        while True:
+            try:
+                return allocate(path, size_bytes)
+            except CheckpointError:
+                self._folder.remove_leftovers()
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
 
     def _free_slot(self) -> int | None:
         rank = self._ranks.rank

@@ -144,7 +144,11 @@ def protected(inventory: Inventory) -> dict[CommitRef, str]:
         below = [ref for ref in valid if ref.step <= ceiling][:ALWAYS_KEPT]
         reasons |= dict.fromkeys(below, f"a step back has its ceiling at step {ceiling}")
     newest = max(
-        (attempt for attempt in inventory.attempts if attempt.resume is not None),
+        (
+            attempt
+            for attempt in inventory.attempts
+            if attempt.resume is not None and not attempt.resume.from_disk
+        ),
         key=lambda attempt: attempt.number,
         default=None,
     )

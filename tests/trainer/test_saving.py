@@ -253,6 +253,7 @@ def run_and_die(identity: RankIdentity, job: JobDescription, step: int, folder: 
 def test_a_run_goes_on_from_its_disk_where_the_store_has_nothing_as_new(bench: Bench) -> None:
     """To the bit, and what follows is committed in the store as ever."""
     folder = bench.folder / "disk"
+    folder.mkdir()
     train = saving(every_steps=1000, disk={"folder": str(folder), "every_steps": 3})
     whole = another(bench, "whole")
     run_distributed_test(run_job, 2, whole.job(saving(every_steps=1000)))

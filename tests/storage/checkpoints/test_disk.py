@@ -73,7 +73,9 @@ def load_from(
 
 
 def node_local(folder: Path) -> Path:
-    return folder / f"node{dist.get_rank() if dist.is_initialized() else 0}"
+    own = folder / f"node{dist.get_rank() if dist.is_initialized() else 0}"
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def save_on_own_disk(
@@ -128,6 +130,7 @@ def test_a_newer_save_on_disk_is_resumed_from_and_recorded(
     resumed = ledger.attempt(later.stage, 2)
     assert resumed is not None
     assert resumed.resume is not None
+    assert resumed.resume.from_disk
     assert resumed.resume.source == CommitRef(step=3, attempt=1, save="save3")
 
 
@@ -171,6 +174,8 @@ def test_what_is_not_whole_on_disk_leads_back_to_the_store(
     save_to(spec, begun, tmp_path, [(2, (Tier.STORE,)), (3, (Tier.DISK,))])
     (path,) = tmp_path.rglob(name)
     harm(path)
+    (tmp_path / ledger.keys.checkpoints / "data" / "0005").mkdir()
+    (tmp_path / ledger.keys.checkpoints / "data" / "0005" / "000000009999.x").write_text("stray")
     commit, state = load_from(spec, follow(ledger), tmp_path)
     assert commit is not None
     assert commit.step == 2
@@ -216,20 +221,27 @@ def test_only_the_newest_saves_of_a_rank_stay(tmp_path: Path) -> None:
             disk.put(f"{folder}done.{rank}.json", b"{}")
 
     def left() -> list[tuple[int, int, int]]:
-        return [(ref.attempt, ref.step, rank) for ref, rank in disk.parts(keys)]
+        found = [(ref.attempt, ref.step, rank) for ref, rank in disk.parts(keys)]
+        assert len(list(tmp_path.rglob("data.*"))) == len(found)
+        return sorted(found)
 
-    put(1, 10, 0)
-    put(1, 40, 0)
+    def make_room(rank: int) -> None:
+        disk.make_room(keys, attempt=2, rank=rank, world_size=2)
+
+    for step in (10, 15, 40):
+        put(1, step, 0, 1, 2)
+    make_room(0)
+    assert len(left()) == 9
     put(2, 20, 0, 1)
-    disk.make_room(keys, attempt=2, rank=0)
-    assert len(left()) == 4
-    put(2, 30, 0, 1)
-    disk.make_room(keys, attempt=2, rank=0)
-    assert sorted(left()) == [(2, 20, 0), (2, 20, 1), (2, 30, 0), (2, 30, 1)]
+    make_room(0)
+    make_room(1)
+    assert left() == [(1, 15, 0), (1, 15, 1), (1, 15, 2), (2, 20, 0), (2, 20, 1)]
+    put(2, 30, 0)
+    make_room(0)
+    assert left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0)]
     put(2, 35, 0)
-    disk.make_room(keys, attempt=2, rank=0)
-    assert sorted(left()) == [(2, 20, 1), (2, 30, 0), (2, 30, 1), (2, 35, 0)]
-    assert not list(tmp_path.rglob("data.0.*"))[2:]
+    make_room(0)
+    assert left() == [(1, 15, 1), (2, 20, 1), (2, 30, 0), (2, 35, 0)]
 
 
 @pytest.fixture
@@ -249,7 +261,8 @@ def test_a_full_disk_costs_a_save_there_and_none_in_the_store(
 ) -> None:
     (full / "filler").write_bytes(bytes(2**20))
     save_to(ledger.store.spec, begun, full, [(2, BOTH)])
-    assert [path.name for path in objects(full)] == ["filler"]
+    assert [path.name for path in full.rglob("*")].count("filler") == 1
+    assert objects(full) == [full / "filler"]
     assert "step 2 is not on the disk tier" in capsys.readouterr().out
     commit, _ = load_from(ledger.store.spec, follow(ledger), full)
     assert commit is not None
@@ -270,5 +283,7 @@ def test_a_disk_tells_what_is_missing_from_what_fails(tmp_path: Path) -> None:
     assert bytes(into) == b"345"
     with pytest.raises(StoreError, match="ends at 5, and bytes up to 6 were asked for"):
         disk.read_into("a/b", start=3, into=into)
+    with pytest.raises(StoreError, match=r"could not write .*No such file"):
+        Disk(tmp_path / "not-mounted").put("a", b"")
     with pytest.raises(StoreError, match=r"could not write .*b/c.*look at train\.checkpoint\.disk"):
         disk.put("a/b/c", b"")
