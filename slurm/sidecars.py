@@ -126,6 +126,7 @@ class SrunGuards:
         self._log = sidecars_log(logs)
         self._environment = environment
         self._job_id = environment.get("SLURM_JOB_ID", "")
+        self._steps: set[subprocess.Popen[bytes]] = set()
         self._step_of: dict[str, subprocess.Popen[bytes]] = {}
         self._blamed: set[subprocess.Popen[bytes]] = set()
         self._read = self._log.stat().st_size if self._log.exists() else 0
@@ -139,6 +140,7 @@ class SrunGuards:
                 stdout=words,
                 stderr=words,
             )
+        self._steps.add(step)
         self._step_of |= dict.fromkeys(nodes, step)
 
     def ended(self) -> Mapping[str, int]:
@@ -154,6 +156,8 @@ class SrunGuards:
             if (code := codes.get(step)) is not None:
                 del self._step_of[node]
                 gone[node] = self._code_of_rest(step, code, said)
+        # A step of which all nodes are told of already may still have to end itself.
+        self._steps -= {step for step, code in codes.items() if code is not None}
         return gone
 
     def _code_of_rest(self, step: subprocess.Popen[bytes], code: int, said: str) -> int:
@@ -172,10 +176,6 @@ class SrunGuards:
             return ""  # How srun left tells of them, too, only later.
         self._read += len(whole)
         return whole.decode(errors="replace")
-
-    @property
-    def _steps(self) -> frozenset[subprocess.Popen[bytes]]:
-        return frozenset(self._step_of.values())
 
     def signal(self, number: signal.Signals) -> None:
         for step in self._steps:

@@ -347,7 +347,7 @@ def test_it_is_known_which_nodes_have_lost_their_guard(
     seen: dict[str, int] = {}
     wait_for(lambda: seen.update(guards.ended()) or len(seen) == 2, what="both ends")
     assert seen == {"n1": 0, "n2": 0, **ends}
-    assert not guards.ended()
+    wait_for(lambda: not guards.ended() and not guards._steps, what="the step's own end")
 
 
 def test_pauses_grow_and_have_an_end() -> None:

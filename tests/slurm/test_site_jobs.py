@@ -53,8 +53,10 @@ def commands(dev_cluster: DevCluster) -> SystemCommands:
 @pytest.fixture(scope="module")
 def reservation(commands: SystemCommands) -> Iterator[str]:
     name = f"r{new_nonce()}"
-    fields = f"ReservationName={name} StartTime=now Duration=60 Users=root Nodes=n4 Flags=OVERLAP"
-    run_checked(commands, ["scontrol", "create", "reservation", *fields.split()])
+    # The job of the test before may still be leaving the node.
+    fields = f"ReservationName={name} StartTime=now Duration=60 Users=root Nodes=n4"
+    flags = "Flags=OVERLAP,IGNORE_JOBS"
+    run_checked(commands, ["scontrol", "create", "reservation", *fields.split(), flags])
     yield name
     run_checked(commands, ["scontrol", "delete", f"ReservationName={name}"])
 
