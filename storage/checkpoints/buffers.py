@@ -162,10 +162,6 @@ class BufferFolder:
         found = [decode(Sealed, body) for body in self._bodies(_SEALED)]
         return sorted(found, key=lambda one: (one.facts.step, one.rank))
 
-    def sealed_at(self, sealed: Sealed) -> float:
-        """When it was sealed, in seconds by this host's clock."""
-        return self._sealed(sealed.rank, sealed.slot).stat().st_mtime
-
     def free(self, sealed: Sealed) -> None:
         """Gives a buffer back. What rank 0 knows of the save stays until the save is committed."""
         record = self._sealed(sealed.rank, sealed.slot)

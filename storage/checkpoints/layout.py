@@ -141,11 +141,6 @@ def crc_text(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(8, "big")).decode()
 
 
-def block_crcs(data: memoryview) -> str:
-    """`Chunk.blocks` of a chunk's bytes."""
-    return chunk_crcs(data)[1]
-
-
 def chunk_crcs(data: memoryview) -> tuple[int, str]:
     """The CRC64-NVME of a chunk's bytes, and `Chunk.blocks`; one pass serves for both."""
     crcs = [crc64nvme(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]

@@ -16,7 +16,7 @@ from storage.checkpoints.layout import (
     Layout,
     TensorLayout,
     ValueLayout,
-    block_crcs,
+    chunk_crcs,
     compact,
     crc_text,
 )
@@ -47,7 +47,7 @@ def put_tensors(
                     start=len(bodies[which]),
                     size_bytes=len(data),
                     crc64nvme=crc_text(crc64nvme(data)),
-                    blocks=block_crcs(memoryview(data)),
+                    blocks=chunk_crcs(memoryview(data))[1],
                 )
             )
             bodies[which] += data

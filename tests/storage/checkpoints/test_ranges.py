@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from storage.checkpoint_records import Commit, FileRecord
 from storage.checkpoints import contents, layout, ranges, reader
-from storage.checkpoints.layout import Chunk, Layout, TensorLayout, block_crcs, compact, crc_text
+from storage.checkpoints.layout import Chunk, Layout, TensorLayout, chunk_crcs, compact, crc_text
 from storage.checkpoints.metadata import JsonLoadPlanner
 from storage.checkpoints.ranges import Request, Requests, Stored
 from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
@@ -128,7 +128,7 @@ def saved(case: Case) -> tuple[dict[str, bytes], Commit]:
                 start=len(bodies[name]),
                 size_bytes=len(data),
                 crc64nvme=crc_text(crc64nvme(data)),
-                blocks=block_crcs(memoryview(data)) if case.has_blocks else "",
+                blocks=chunk_crcs(memoryview(data))[1] if case.has_blocks else "",
             )
         )
         bodies[name] += data + bytes(-len(data) % 16)
