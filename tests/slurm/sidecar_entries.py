@@ -13,9 +13,10 @@ from storage.records import encode
 
 
 def run(context: JobContext, leave: threading.Event) -> None:
-    """Leaves its process id, waits to be told to leave, works so long, and leaves a mark.
+    """Leaves its process id, waits to be told to leave, works on, and leaves a mark.
 
-    The payload says for each kind of misbehaviour on which node it occurs.
+    The payload says how long it works, or the file that must be there first, and for each kind of
+    misbehaviour on which node it occurs.
     """
     job, node = context.job, context.identity.node
     begun = Path(job.folder, f"begun.{node}")
@@ -29,6 +30,9 @@ def run(context: JobContext, leave: threading.Event) -> None:
     leave.wait()
     Path(job.folder, f"told.{node}").touch()
     deadline = time.monotonic() + job.payload.get("work_s", 0.0)
-    while time.monotonic() < deadline or node in job.payload.get("stays", ()):
+    awaited = Path(job.folder, job.payload.get("until", "."))
+    while (
+        time.monotonic() < deadline or not awaited.exists() or node in job.payload.get("stays", ())
+    ):
         time.sleep(0.02)
     Path(job.folder, f"done.{node}").touch()

@@ -139,11 +139,12 @@ def test_what_is_meant_for_ranks_ends_no_sidecar_before_its_work_is_done(here: W
 
 @pytest.mark.s3
 def test_a_sidecar_finishes_its_work_after_a_rank_was_killed(here: Workplace) -> None:
-    job = with_sidecar(here.job(nodes=2, ranks=1, part="killed", rank=1, work_s=1.0))
+    job = with_sidecar(here.job(nodes=2, ranks=1, part="killed", rank=1, until="enough"))
     here.submit(job)
     wait_for_file(job.folder / "told.local2")
     assert here.exit(job).code == 137, "the record is written before"
     assert here.look(job).state is JobState.RUNNING
+    (job.folder / "enough").touch()
     here.wait_for_end(job)
     for node in NODES:
         assert (job.folder / f"done.{node}").exists(), logs(job)
@@ -238,11 +239,12 @@ def test_steps_run_side_by_side_and_whoever_is_killed_is_started_again_on_its_no
 
 @pytest.mark.slurm
 def test_sidecars_on_slurm_finish_their_work_after_a_rank_was_killed(there: Workplace) -> None:
-    job = with_sidecar(there.job(nodes=2, ranks=1, part="killed", rank=1, work_s=3.0))
+    job = with_sidecar(there.job(nodes=2, ranks=1, part="killed", rank=1, until="enough"))
     there.submit(job, node_list=("n3", "n4"), memory_per_node="900M")
     wait_for_file(job.folder / "told.n4")
     assert (there.exit(job).code, there.exit(job).node) == (137, "n4"), "written before"
     assert there.look(job).state is JobState.RUNNING
+    (job.folder / "enough").touch()
     seen = there.wait_for_end(job)
     assert seen.raw_state == "FAILED"
     for node in ("n3", "n4"):
