@@ -13,6 +13,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from storage.objects import Bytes, Created, DeleteFailure, ObjectInfo
 from storage.s3_client import make_client
 from storage.spec import StoreSpec
 from storage.store_failures import Request, error_code, explain, is_missing
-from storage.transfers import Uploader, of_file, of_memory, read_answer
+from storage.transfers import Uploader, fill, of_file, of_memory, read_answer
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -117,8 +118,9 @@ class ObjectStore:
             raise self._too_short(key, start=start, length=length, found=len(body))
         return body
 
-    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
-        """Fills `into` with exactly the bytes from `start`: the cheap way to read much.
+    def read_into(self, key: str, *into: memoryview, start: int) -> None:
+        """Fills the views, one after the other, with exactly the bytes from `start`: the cheap way
+        to read much.
 
         What was written before an error is of no use. The bytes are checked against no checksum;
         that is for the caller, who knows it.
@@ -127,30 +129,25 @@ class ObjectStore:
             ObjectMissing: there is no such object.
             StoreError: the object is shorter, or the store failed.
         """
-        if start < 0 or into.readonly:
+        if start < 0 or any(view.readonly for view in into):
             raise ValueError(f"start {start} must not be negative, and `into` must be writable")
-        view = into.cast("B")
-        if not view:
+        views = [view.cast("B") for view in into]
+        length = sum(map(len, views))
+        if not length:
             return
-        span = f"bytes={start}-{start + len(view) - 1}"
+        span = f"bytes={start}-{start + length - 1}"
 
         def ask() -> Mapping[str, Any]:
             answer = self._bulk.get_object(Bucket=self.bucket, Key=key, Range=span)
             found = answer["ContentLength"]
             is_range = answer["ResponseMetadata"]["HTTPStatusCode"] == 206 or start == 0
-            if found != len(view) or not is_range:
+            if found != length or not is_range:
                 answer["Body"].close()
-                raise self._too_short(key, start=start, length=len(view), found=found)
+                raise self._too_short(key, start=start, length=length, found=found)
             return answer
 
-        def take(pieces: Iterator[bytes]) -> None:
-            filled = 0
-            for piece in pieces:
-                view[filled : filled + len(piece)] = piece
-                filled += len(piece)
-
         with self.explained("get range of", key):
-            read_answer(ask, take, patience_s=self.spec.read_timeout_s)
+            read_answer(ask, partial(fill, views), patience_s=self.spec.read_timeout_s)
 
     def head(self, key: str) -> ObjectInfo | None:
         """Size, ETag and time of an object, or None where there is none."""

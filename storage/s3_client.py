@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from storage.errors import StoreError
 from storage.spec import StoreSpec
 
 if TYPE_CHECKING:
+    from botocore.loaders import Loader
     from mypy_boto3_s3 import S3Client
 
 CONNECTIONS = 32
@@ -40,6 +42,7 @@ def make_client(spec: StoreSpec, *, bulk: bool = False) -> S3Client:
     core = botocore.session.Session(profile=spec.profile)
     if spec.credentials_file is not None:
         core.set_config_variable("credentials_file", str(spec.credentials_file))
+    core.register_component("data_loader", _descriptions(core.get_config_variable("data_path")))
     session = boto3.Session(botocore_session=core)
     if session.get_credentials() is None:
         raise NoCredentialsError
@@ -60,6 +63,14 @@ def make_client(spec: StoreSpec, *, bulk: bool = False) -> S3Client:
         proxies={} if _is_private(spec.endpoint_url) else None,
     )
     return session.client("s3", endpoint_url=spec.endpoint_url, config=config)
+
+
+@cache
+def _descriptions(data_path: str | None) -> Loader:
+    """What botocore knows of S3, read and parsed once and not for each client."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 def _is_private(endpoint_url: str | None) -> bool:

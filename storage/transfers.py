@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,11 @@ MIN_PART_BYTES = 5 * 2**20
 MAX_PARTS = 10_000
 UPLOAD_TRIES = 3
 READ_TRIES = 3
+
+
+def transfers_at_once(most: int) -> int:
+    """How many are worth it: more than two for a core only get into each other's way."""
+    return min(most, 2 * len(os.sched_getaffinity(0)))
 
 
 class _BrokenBodyError(Exception):
@@ -132,6 +137,20 @@ def _pieces(answer: Mapping[str, Any], patience_s: float) -> Iterator[bytes]:
             raise FlexibleChecksumError(
                 error_msg=f"{algorithm} {body.checksum.b64digest()}, expected {expected}"
             )
+
+
+def fill(views: Sequence[memoryview], pieces: Iterable[bytes]) -> None:
+    """Puts a body into memory that is there, one view after the other; it is as long as they."""
+    places = iter(views)
+    place = memoryview(b"")
+    for piece in pieces:
+        left = memoryview(piece)
+        while left:
+            while not place:
+                place = next(places)
+            count = min(len(left), len(place))
+            place[:count] = left[:count]
+            left, place = left[count:], place[count:]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 
 from storage.checkpoint_records import CommitRef
@@ -81,21 +82,18 @@ class Disk:
             last_modified=datetime.fromtimestamp(found.st_mtime, UTC),
         )
 
-    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
-        """Fills `into` with the bytes from `start`. Raises StoreError when the file is shorter."""
+    def read_into(self, key: str, *into: memoryview, start: int) -> None:
+        """Fills the views, one after the other, with the bytes from `start`.
+
+        Raises StoreError when the file is shorter.
+        """
         path = self.root / key
+        end = start + sum(map(len, into))
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(start)
-                filled = 0
-                while filled < len(into):
-                    count = file.readinto(into[filled:])
-                    if not count:
-                        raise StoreError(
-                            f"{str(path)!r} ends at {start + filled}, and bytes up to "
-                            f"{start + len(into)} were asked for"
-                        )
-                    filled += count
+                for view in into:
+                    _fill(view, file, path, end)
         except FileNotFoundError as error:
             raise ObjectMissing(f"{str(path)!r} is not there") from error
         except OSError as error:
@@ -161,6 +159,16 @@ def _entries(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise _failure("list", folder, error) from error
+
+
+def _fill(view: memoryview, file: FileIO, path: Path, end: int) -> None:
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise StoreError(
+                f"{str(path)!r} ends at {file.tell()}, and bytes up to {end} were asked for"
+            )
+        view = view[count:]
 
 
 def _sync_folder(folder: Path) -> None:

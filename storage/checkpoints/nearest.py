@@ -46,8 +46,8 @@ class NearStore:
     def head(self, key: str) -> ObjectInfo | None:
         return self._disk.head(key)
 
-    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
-        self._disk.read_into(key, start=start, into=into)
+    def read_into(self, key: str, *into: memoryview, start: int) -> None:
+        self._disk.read_into(key, *into, start=start)
 
 
 def seen_refs(

@@ -1,8 +1,8 @@
 """Which bytes of which file a rank has to read, and in which requests; pure.
 
 What is read must be verified, and there are checksums of a chunk and of each of its blocks: so what
-is wanted is widened to whole blocks. A large run of bytes goes straight to where it belongs; all
-else goes through a buffer, where small neighbours share a request.
+is wanted is widened to whole blocks. Neighbours share a request. A run of bytes goes straight from
+there to where it belongs; all else goes through a buffer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ RANGE_BYTES = 32 * 2**20
 """No request is longer."""
 BOX_BYTES = RANGE_BYTES - 3 * BLOCK_BYTES
 """No box that is read in one request is longer: it has to be widened, and padding may follow."""
-DIRECT_BYTES = 4 * 2**20
-"""From here on a request of its own costs no more than copying the bytes once more."""
 REQUEST_BYTES = 2 * 2**20
 """A request costs about as much as so many bytes: no longer gap is read to save one."""
 SPARE = 32
@@ -105,6 +103,13 @@ class Piece:
     whole: WholeChunk | None
 
     @property
+    def place(self) -> memoryview | None:
+        """Where its bytes go as they are, if all of them are wanted, and there in one run."""
+        if self.view is None or self.start < self.first or self.last < self.end:
+            return None
+        return self.view[self.start - self.first : self.end - self.first]
+
+    @property
     def padding(self) -> int:
         """Bytes that follow in the file and belong to no chunk."""
         return self.stored.padding if self.end == self.stored.chunk.size_bytes else 0
@@ -132,16 +137,13 @@ class Request:
     start: int
     end: int
     pieces: tuple[Piece, ...]
-    is_direct: bool = False
-    """Whether these bytes are all wanted, by one piece, which has a view."""
 
 
 @dataclass
 class Requests:
     """Collects what is wanted, item for item; then says what to ask for."""
 
-    direct: list[Request] = field(default_factory=list)
-    _small: dict[str, list[Piece]] = field(default_factory=dict)
+    _pieces: dict[str, list[Piece]] = field(default_factory=dict)
     _wanted_bytes: int = 0
 
     def add(self, item: ReadItem, stored: Stored, view: memoryview | None) -> None:
@@ -160,9 +162,7 @@ class Requests:
 
     def all(self) -> list[Request]:
         """Every request, in the order of files and bytes."""
-        direct_bytes = sum(request.end - request.start for request in self.direct)
-        small = join(self._small, wanted_bytes=self._wanted_bytes, direct_bytes=direct_bytes)
-        requests = [*self.direct, *small]
+        requests = join(self._pieces, wanted_bytes=self._wanted_bytes)
         return sorted(requests, key=lambda request: (request.file, request.start))
 
     def _add_run(
@@ -170,36 +170,25 @@ class Requests:
     ) -> None:
         start, end = stored.widened(first, last)
         whole = WholeChunk(stored) if stored.is_whole(start, end) else None
-
-        def piece(start: int, end: int) -> Piece:
-            return Piece(item, stored, first, last, start, end, view, whole)
-
+        # A block that is wanted in part is a piece of its own, so that the rest needs no buffer.
         inner_start, inner_end = _inner(stored, first, last)
-        # The blocks at the ends that are wanted in part cost a request each.
-        num_requests = 1 + (start < inner_start) + (inner_end < end)
-        if inner_end - inner_start < num_requests * DIRECT_BYTES:
-            self._add_small(piece(start, end), last - first)
-            return
-        for at, to in _parts(inner_start, inner_end):
-            part = piece(at, to)
-            self.direct.append(
-                Request(stored.chunk.file, part.file_start, part.file_end, (part,), True)
-            )
-        if start < inner_start:
-            self._add_small(piece(start, inner_start), inner_start - first)
-        if inner_end < end:
-            self._add_small(piece(inner_end, end), last - inner_end)
+        parts = [(start, end)]
+        if inner_start < inner_end:
+            parts = [(start, inner_start), *_parts(inner_start, inner_end), (inner_end, end)]
+        for at, to in parts:
+            if at < to:
+                self._add(Piece(item, stored, first, last, at, to, view, whole))
+        self._wanted_bytes += last - first
 
     def _add_box(self, item: ReadItem, stored: Stored) -> None:
         first, last = _extent(item, stored.chunk)
         start, end = stored.widened(first, last)
         whole = WholeChunk(stored) if stored.is_whole(start, end) else None
-        wanted_bytes = math.prod(item.lengths) * _element_bytes(stored.chunk)
-        self._add_small(Piece(item, stored, first, last, start, end, None, whole), wanted_bytes)
+        self._add(Piece(item, stored, first, last, start, end, None, whole))
+        self._wanted_bytes += math.prod(item.lengths) * _element_bytes(stored.chunk)
 
-    def _add_small(self, piece: Piece, wanted_bytes: int) -> None:
-        self._small.setdefault(piece.stored.chunk.file, []).append(piece)
-        self._wanted_bytes += wanted_bytes
+    def _add(self, piece: Piece) -> None:
+        self._pieces.setdefault(piece.stored.chunk.file, []).append(piece)
 
 
 def boxes(item: ReadItem, chunk: Chunk) -> Iterator[ReadItem]:
@@ -227,13 +216,11 @@ def boxes(item: ReadItem, chunk: Chunk) -> Iterator[ReadItem]:
         yield from boxes(part, chunk) if rows == 1 else (part,)
 
 
-def join(
-    pieces: dict[str, list[Piece]], *, wanted_bytes: int, direct_bytes: int
-) -> Iterator[Request]:
-    """Requests for pieces that are read through a buffer, by file.
+def join(pieces: dict[str, list[Piece]], *, wanted_bytes: int) -> Iterator[Request]:
+    """Requests for pieces, by file.
 
     Neighbours share a request as long as what is read for nothing stays a small part of what the
-    rank wants, here and directly; the shortest gaps go first, for each saves one request.
+    rank wants; the shortest gaps go first, for each saves one request.
     """
     ordered = {
         file: sorted(each, key=lambda piece: (piece.file_start, piece.file_end))
@@ -246,7 +233,7 @@ def join(
             gaps.append((max(0, piece.file_start - end), file, number))
             end = max(end, piece.file_end)
     read = sum(piece.file_end - piece.file_start for each in pieces.values() for piece in each)
-    budget = max((wanted_bytes + direct_bytes) // SPARE - (read - wanted_bytes), SPARE_BYTES)
+    budget = max(wanted_bytes // SPARE - (read - wanted_bytes), SPARE_BYTES)
     bridged: set[tuple[str, int]] = set()
     for gap, file, number in sorted(gaps):
         budget -= gap
@@ -280,18 +267,11 @@ def _extent(item: ReadItem, chunk: Chunk) -> tuple[int, int]:
 
 
 def _inner(stored: Stored, first: int, last: int) -> tuple[int, int]:
-    """The part of `first:last` that can be verified without a byte beside it.
-
-    The last bytes of a chunk that padding follows are left to a request that reads it, too.
-    """
-    size_bytes = stored.chunk.size_bytes
+    """The part of `first:last` that can be verified without a byte beside it; may be none."""
     if not stored.blocks and not stored.is_whole(first, last):
         return first, first
-    start = _rounded_up(first)
-    if last == size_bytes and not stored.padding:
-        return start, last
-    end = (last - 1 if last == size_bytes else last) // BLOCK_BYTES * BLOCK_BYTES
-    return start, max(start, end)
+    is_to_the_end = last == stored.chunk.size_bytes
+    return _rounded_up(first), last if is_to_the_end else last // BLOCK_BYTES * BLOCK_BYTES
 
 
 def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:

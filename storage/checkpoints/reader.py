@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -30,8 +32,9 @@ from storage.checkpoints.ranges import (
     box_strides,
 )
 from storage.errors import CheckpointError, ObjectMissing, StoreError
+from storage.transfers import transfers_at_once
 
-READ_THREADS = 8
+READS_AT_ONCE = 8
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -41,7 +44,7 @@ class DamagedCheckpointError(CheckpointError):
 class ObjectStoreReader(StorageReader):
     """torch's StorageReader on our object store, for the checkpoint of one commit.
 
-    Beside the tensors themselves it holds at most `READ_THREADS` buffers of `RANGE_BYTES`.
+    Beside the tensors themselves it holds at most `READS_AT_ONCE` buffers of `RANGE_BYTES`.
     `bytes_read` counts what came over the wire, the metadata included.
     """
 
@@ -121,7 +124,7 @@ class ObjectStoreReader(StorageReader):
                 targets.append((item, target))
         requests = wanted.all()
         files = list(dict.fromkeys(request.file for request in requests))
-        pool = ThreadPoolExecutor(READ_THREADS)
+        pool = ThreadPoolExecutor(transfers_at_once(READS_AT_ONCE))
         try:
             tasks = [pool.submit(self._require_intact, file) for file in files]
             tasks += [pool.submit(partial(self._carry_out, each, planner)) for each in requests]
@@ -147,28 +150,20 @@ class ObjectStoreReader(StorageReader):
             raise DamagedCheckpointError(f"{record.key!r} {size}; it was {record.size_bytes} bytes")
 
     def _carry_out(self, request: Request, planner: LoadPlanner) -> None:
-        if request.is_direct:
-            (piece,) = request.pieces
-            assert piece.view is not None
-            into = piece.view[piece.start - piece.first : piece.end - piece.first]
-            self._fetch(request, into)
-            self._require_sound(piece, into, padding=memoryview(b""))
-            return
         buffer = self._buffer(request.end - request.start)
-        self._fetch(request, buffer)
-        for piece in request.pieces:
-            at = piece.file_start - request.start
-            data = buffer[at : at + piece.end - piece.start]
-            padding = buffer[at + len(data) : at + len(data) + piece.padding]
-            self._require_sound(piece, data, padding=padding)
-            _deliver(piece, data, planner)
+        memory, landings = _land(request, buffer)
+        self._fetch(request, memory)
+        for landing in landings:
+            self._require_sound(landing)
+            if not landing.is_in_place:
+                _deliver(landing.piece, landing.data, planner)
 
-    def _fetch(self, request: Request, into: memoryview) -> None:
-        key = self._folder + request.file
+    def _fetch(self, request: Request, memory: list[memoryview]) -> None:
+        key, start = self._folder + request.file, request.start
         try:
-            for at in range(0, len(into), RANGE_BYTES):
-                part = into[at : at + RANGE_BYTES]
-                self._store.read_into(key, start=request.start + at, into=part)
+            for views in _ranges(memory):
+                self._store.read_into(key, *views, start=start)
+                start += sum(map(len, views))
         except ObjectMissing as error:
             raise DamagedCheckpointError(str(error)) from error
         except StoreError:
@@ -180,11 +175,12 @@ class ObjectStoreReader(StorageReader):
         """The thread's own, used again: fresh pages cost more than what is copied through them."""
         held: memoryview | None = getattr(self._buffers, "held", None)
         if held is None or len(held) < size_bytes:
-            held = self._buffers.held = memoryview(bytearray(size_bytes))
+            held = self._buffers.held = torch.empty(size_bytes, dtype=torch.uint8).numpy().data
         return held[:size_bytes]
 
-    def _require_sound(self, piece: Piece, data: memoryview, *, padding: memoryview) -> None:
-        if not piece.agrees(data):
+    def _require_sound(self, landing: _Landing) -> None:
+        piece, padding = landing.piece, landing.padding
+        if not piece.agrees(landing.data):
             what = "the checksum"
         elif padding != bytes(len(padding)):
             what = "what follows"
@@ -214,6 +210,51 @@ def _with_padding(
         )
         for index, chunk in chunks.items()
     }
+
+
+@dataclass(frozen=True)
+class _Landing:
+    """Where a piece and its padding are once they are read; `is_in_place` if that is for good."""
+
+    piece: Piece
+    data: memoryview
+    padding: memoryview
+    is_in_place: bool
+
+
+def _land(request: Request, buffer: memoryview) -> tuple[list[memoryview], list[_Landing]]:
+    """The memory for all bytes of a request, in their order; and where in it the pieces are.
+
+    A piece goes to its place unless another one needs bytes of it, too. `buffer` is as long as the
+    request, and used for the rest: what is not used of fresh memory costs nothing.
+    """
+    memory: list[memoryview] = []
+    landings: list[_Landing] = []
+    taken = covered = 0
+    following = [*(piece.file_start for piece in request.pieces[1:]), request.end]
+    for piece, next_start in zip(request.pieces, following, strict=True):
+        start = piece.file_start - request.start
+        end = start + piece.end - piece.start
+        is_alone = covered <= start and end <= next_start - request.start
+        covered = max(covered, end)
+        place = piece.place if is_alone else None
+        if place is not None:
+            memory += [buffer[taken:start], place]
+            taken = end
+        data = buffer[start:end] if place is None else place
+        padding = buffer[end : end + piece.padding]
+        landings.append(_Landing(piece, data, padding, is_in_place=place is not None))
+    return [*memory, buffer[taken:]], landings
+
+
+def _ranges(memory: list[memoryview]) -> Iterator[list[memoryview]]:
+    """All of it at once, unless it is longer than a range: then it is one piece."""
+    if sum(map(len, memory)) <= RANGE_BYTES:
+        yield memory
+        return
+    for view in memory:
+        for at in range(0, len(view), RANGE_BYTES):
+            yield [view[at : at + RANGE_BYTES]]
 
 
 def _memory(target: torch.Tensor) -> memoryview | None:

@@ -230,17 +230,17 @@ def test_a_range_is_read_into_memory_that_is_there(store: ObjectStore) -> None:
     store.upload("key", data)
     buffer = bytearray(len(data) + 2)
     for start, length in ((0, len(data)), (MIB - 1, MIB), (len(data) - 1, 1), (7, 0)):
-        store.read_into("key", start=start, into=memoryview(buffer)[1 : 1 + length])
+        store.read_into("key", memoryview(buffer)[1 : 1 + length], start=start)
         assert buffer[1 : 1 + length] == data[start : start + length]
         assert buffer[0] == buffer[-1] == 0, "more was written than the view"
     with pytest.raises(StoreError, match=f"asked for 9 bytes from {len(data) - 4}, got 4"):
-        store.read_into("key", start=len(data) - 4, into=memoryview(buffer)[:9])
+        store.read_into("key", memoryview(buffer)[:9], start=len(data) - 4)
     with pytest.raises(StoreError, match="InvalidRange"):
-        store.read_into("key", start=len(data), into=memoryview(buffer)[:1])
+        store.read_into("key", memoryview(buffer)[:1], start=len(data))
     with pytest.raises(ObjectMissing):
-        store.read_into("no/such", start=0, into=memoryview(buffer))
+        store.read_into("no/such", memoryview(buffer), start=0)
     with pytest.raises(ValueError, match="writable"):
-        store.read_into("key", start=0, into=memoryview(data))
+        store.read_into("key", memoryview(data), start=0)
 
 
 def test_a_range_that_breaks_off_is_read_into_memory_again(
@@ -257,14 +257,14 @@ def test_a_range_that_breaks_off_is_read_into_memory_again(
 
     meddler.rule = break_off_once
     buffer = bytearray(6)
-    meddled.read_into("key", start=3, into=memoryview(buffer))
+    meddled.read_into("key", memoryview(buffer), start=3)
     assert buffer == b"345678"
     meddler.rule = lambda asked, forward: Answered(206, body=b"0123", promised_bytes=6)
     with pytest.raises(StoreError, match="get range of s3://"):
-        meddled.read_into("key", start=3, into=memoryview(buffer))
+        meddled.read_into("key", memoryview(buffer), start=3)
     meddler.rule = lambda asked, forward: Answered(200, body=b"012345")
     with pytest.raises(StoreError, match="ignores Range"):
-        meddled.read_into("key", start=3, into=memoryview(buffer))
+        meddled.read_into("key", memoryview(buffer), start=3)
 
 
 @pytest.mark.usefixtures("any_credentials")

@@ -26,11 +26,11 @@ PART = 5 * MIB
 def test_neither_way_holds_a_copy_of_the_data(store: ObjectStore) -> None:
     data = bytearray(48 * MIB)
     store.upload("warm", bytes(6 * MIB), part_bytes=PART)
-    store.read_into("warm", start=0, into=memoryview(data)[:MIB])
+    store.read_into("warm", memoryview(data)[:MIB], start=0)
     tracemalloc.start()
     try:
         store.upload("large", memoryview(data), part_bytes=16 * MIB)
-        store.read_into("large", start=0, into=memoryview(data))
+        store.read_into("large", memoryview(data), start=0)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -167,7 +167,7 @@ def test_a_store_that_trickles_is_given_up() -> None:
     over = threading.Event()
     buffer = memoryview(bytearray(100_000))
     reads: list[Callable[[ObjectStore], object]] = [
-        lambda store: store.read_into("key", start=5, into=buffer),
+        lambda store: store.read_into("key", buffer, start=5),
         lambda store: store.get("key"),
     ]
     with _serving(trickle) as url, _impatient(url) as store:

@@ -9,6 +9,7 @@ from pathlib import Path
 from storage.errors import ObjectMissing, StoreError
 from storage.object_store import Bytes, Created, DeleteFailure, ObjectInfo, ObjectStore
 from storage.spec import StoreSpec
+from storage.transfers import fill
 
 
 class HeldStore(ObjectStore):
@@ -30,8 +31,8 @@ class HeldStore(ObjectStore):
             raise StoreError(f"{key!r} is shorter than {start + length} bytes")
         return body
 
-    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
-        into[:] = self.get_range(key, start=start, length=len(into))
+    def read_into(self, key: str, *into: memoryview, start: int) -> None:
+        fill(into, [self.get_range(key, start=start, length=sum(map(len, into)))])
 
     def head(self, key: str) -> ObjectInfo | None:
         if key not in self.objects:

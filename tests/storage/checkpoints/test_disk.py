@@ -279,10 +279,10 @@ def test_a_disk_tells_what_is_missing_from_what_fails(tmp_path: Path) -> None:
     assert found is not None
     assert (found.size_bytes, disk.get("a/b")) == (5, b"12345")
     into = memoryview(bytearray(3))
-    disk.read_into("a/b", start=2, into=into)
+    disk.read_into("a/b", into, start=2)
     assert bytes(into) == b"345"
     with pytest.raises(StoreError, match="ends at 5, and bytes up to 6 were asked for"):
-        disk.read_into("a/b", start=3, into=into)
+        disk.read_into("a/b", into, start=3)
     with pytest.raises(StoreError, match=r"could not write .*No such file"):
         Disk(tmp_path / "not-mounted").put("a", b"")
     with pytest.raises(StoreError, match=r"could not write .*b/c.*look at train\.checkpoint\.disk"):

@@ -38,7 +38,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (ranges, reader):
         monkeypatch.setattr(module, "RANGE_BYTES", 128)
     monkeypatch.setattr(ranges, "BOX_BYTES", 80)
-    monkeypatch.setattr(ranges, "DIRECT_BYTES", 40)
     monkeypatch.setattr(ranges, "REQUEST_BYTES", 20)
     monkeypatch.setattr(ranges, "SPARE_BYTES", 8)
 
@@ -50,9 +49,9 @@ class RecordingStore(HeldStore):
         super().__init__(objects)
         self.lengths: list[int] = []
 
-    def read_into(self, key: str, *, start: int, into: memoryview) -> None:
-        self.lengths.append(len(into))
-        super().read_into(key, start=start, into=into)
+    def read_into(self, key: str, *into: memoryview, start: int) -> None:
+        self.lengths.append(sum(map(len, into)))
+        super().read_into(key, *into, start=start)
 
 
 class BoxPlanner(JsonLoadPlanner):
@@ -272,10 +271,12 @@ def test_narrow_columns_are_read_together_in_few_requests() -> None:
     assert all(request.end - request.start <= ranges.RANGE_BYTES for request in requests)
 
 
-def test_a_large_run_of_rows_goes_straight_to_its_place_but_for_the_blocks_at_its_ends() -> None:
+def test_a_run_of_rows_goes_straight_to_its_place_but_for_the_blocks_at_its_ends() -> None:
     requests = requests_for((4096, 5001), slice(1001, 3001), slice(0, 5001))
-    direct = [request for request in requests if request.is_direct]
-    rest = [request for request in requests if not request.is_direct]
-    assert sum(request.end - request.start for request in direct) > 0.99 * 2000 * 5001 * 4
-    assert all(request.end - request.start <= ranges.RANGE_BYTES for request in direct)
-    assert [request.end - request.start for request in rest] == [layout.BLOCK_BYTES] * 2
+    assert len(requests) == 2
+    assert all(request.end - request.start <= ranges.RANGE_BYTES for request in requests)
+    pieces = [piece for request in requests for piece in request.pieces]
+    placed = sum(len(piece.place) for piece in pieces if piece.place is not None)
+    rest = [piece.end - piece.start for piece in pieces if piece.place is None]
+    assert placed > 0.99 * 2000 * 5001 * 4
+    assert rest == [layout.BLOCK_BYTES] * 2
