@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class _Bound:
     place: Place
     name: str
     source: torch.Tensor
+    memory: int
     at_once: bool
 
 
@@ -61,6 +63,7 @@ class Stager:
         self._values: dict[str, StatePath] = {}
         self._memory: list[mmap.mmap] = []
         self._views: list[list[torch.Tensor]] = []
+        self._copies: SimpleQueue[_Copy | None] = SimpleQueue()
         self._copy: _Copy | None = None
         self._held = ExitStack()
 
@@ -81,6 +84,9 @@ class Stager:
         self.size_bytes = described.size_bytes
         self._ranks.from_all(lambda: self._make_buffers(described.size_bytes))
         self._folder.write_plan(described)
+        threading.Thread(
+            target=_work, args=(self._copies,), name="checkpoint-copy", daemon=True
+        ).start()
 
     @property
     def is_free(self) -> bool:
@@ -118,8 +124,8 @@ class Stager:
             if bound.at_once:
                 view.copy_(bound.source)
         rest = [(view, bound.source) for bound, view in pairs if not bound.at_once]
-        self._copy = _copier(rest, seal=lambda: self._folder.seal(sealed))
-        self._copy.start()
+        self._copy = _copy_of(rest, seal=lambda: self._folder.seal(sealed))
+        self._copies.put(self._copy)
 
     def finish(self) -> None:
         """To be called before the tensors change: waits until they are copied.
@@ -132,6 +138,7 @@ class Stager:
 
     def close(self) -> None:
         """Completes a snapshot that was begun; what is sealed stays for the flusher."""
+        self._copies.put(None)
         if self._copy is not None:
             self._copy.wait_until_sealed()
         self._held.close()
@@ -167,8 +174,7 @@ class Stager:
         for bound in self._bound:
             tensor = get_element(state, bound.place.path)  # type: ignore[arg-type]
             local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-            base = bound.source.untyped_storage().data_ptr()
-            if not isinstance(local, torch.Tensor) or local.untyped_storage().data_ptr() != base:
+            if not isinstance(local, torch.Tensor) or local.data_ptr() != bound.memory:
                 raise CheckpointError(
                     f"{bound.name!r} is another tensor than when the job began; change tensors in "
                     "place, or prepare the saves again"
@@ -180,23 +186,25 @@ def _bind(place: Place, planner: JsonSavePlanner, volatile: Collection[str]) -> 
     source = planner.resolve_data(place.item)
     assert isinstance(source, torch.Tensor)
     at_once = place.size_bytes <= SMALL_BYTES or name in volatile
-    return _Bound(place=place, name=name, source=source.detach(), at_once=at_once)
+    return _Bound(
+        place=place, name=name, source=source.detach(), memory=source.data_ptr(), at_once=at_once
+    )
 
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class _Copy(threading.Thread):
+class _Copy:
     """Copies, then seals. An error is raised where the copy is waited for."""
 
     def __init__(self, pairs: Pairs, seal: Callable[[], None]) -> None:
-        super().__init__(name="checkpoint-copy", daemon=True)
         self._pairs = pairs
         self._seal = seal
         self._copied = threading.Event()
+        self._sealed = threading.Event()
         self._error: Exception | None = None
 
-    def run(self) -> None:
+    def carry_out(self) -> None:
         try:
             self.copy()
             self._copied.set()
@@ -205,6 +213,7 @@ class _Copy(threading.Thread):
             self._error = error
         finally:
             self._copied.set()
+            self._sealed.set()
 
     def copy(self) -> None:
         for target, source in self._pairs:
@@ -213,14 +222,14 @@ class _Copy(threading.Thread):
     @property
     def is_over(self) -> bool:
         """Whether it is sealed, or has failed."""
-        return not self.is_alive()
+        return self._sealed.is_set()
 
     def wait_until_copied(self) -> None:
         self._copied.wait()
         self._raise()
 
     def wait_until_sealed(self) -> None:
-        self.join()
+        self._sealed.wait()
         self._raise()
 
     def _raise(self) -> None:
@@ -249,7 +258,13 @@ class _DeviceCopy(_Copy):
         self._raise()
 
 
-def _copier(pairs: Pairs, seal: Callable[[], None]) -> _Copy:
+def _work(copies: SimpleQueue[_Copy | None]) -> None:
+    """What a thread does that starts once: to start one for each copy would hold up the loop."""
+    while (copy := copies.get()) is not None:
+        copy.carry_out()
+
+
+def _copy_of(pairs: Pairs, seal: Callable[[], None]) -> _Copy:
     is_on_device = any(source.is_cuda for _, source in pairs)
     return _DeviceCopy(pairs, seal) if is_on_device else _Copy(pairs, seal)
 
