@@ -5,6 +5,7 @@ Run by `benchmarks.checkpoint`, in a process of its own: `-m benchmarks.checkpoi
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import sys
@@ -54,12 +55,16 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Of one rank. Seconds, except where the name says otherwise; the first save comes first."""
+    """Of one rank. Seconds, except where the name says otherwise.
+
+    Before each save of `first_blocked` all was made ready anew; the next one is of `blocked`.
+    """
 
     state_bytes: int
     warm_copy: float
     plain_steps: list[float] = field(default_factory=list)
     busy_steps: list[float] = field(default_factory=list)
+    first_blocked: list[float] = field(default_factory=list)
     blocked: list[float] = field(default_factory=list)
     durable: list[float] = field(default_factory=list)
     restore: list[float] = field(default_factory=list)
@@ -83,6 +88,9 @@ class Training:
         self._state = TrainState(model, OptimizerSpec())
         self._state.set_learning_rate(1e-4)
         self._tokens = torch.randint(VOCAB, (1, SEQUENCE + 1))
+        # As the trainer does: what lasts is not looked through for garbage again.
+        gc.collect()
+        gc.freeze()
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
@@ -123,24 +131,31 @@ def main(plan: Plan) -> Measured:
     for _ in range(WARM_STEPS):
         training.step()
     before_bytes = memory_bytes(pids)
-    way.prepare(training.state)
+    number = -1
     if plan.phases_url is None:
-        for number in range(1 + plan.rounds):
-            _save_in_training(training, way, number, measured)
-        for number in range(1 + plan.rounds, 1 + 2 * plan.rounds):
+        for _ in range(plan.rounds):
+            way.prepare(training.state)
+            for blocked in (measured.first_blocked, measured.blocked):
+                number += 1
+                durable_s = _save_in_training(training, way, number, measured, blocked)
+            measured.durable.append(durable_s)
+        for _ in range(plan.rounds):
+            number += 1
             _save_at_rest(training, way, number, measured, pids)
+        number += 1
         with MemorySampler(pids if identity.rank == 0 else []) as sampler:
-            _save_at_rest(training, way, 1 + 2 * plan.rounds, measured, pids=[])
+            _save_at_rest(training, way, number, measured, pids=[])
         measured = Measured(
             **vars(measured) | {"memory_bytes": max(0, sampler.peak_bytes - before_bytes)}
         )
     else:
+        way.prepare(training.state)
+        number += 1
         _tell(plan.phases_url, "save", identity)
-        _save_at_rest(training, way, 0, measured, pids=[])
+        _save_at_rest(training, way, number, measured, pids=[])
         _tell(plan.phases_url, "load", identity)
-    last = 0 if plan.phases_url is not None else 1 + 2 * plan.rounds
     for _ in range(1 if plan.phases_url is not None else plan.rounds):
-        _restore(training, way, last, measured)
+        _restore(training, way, number, measured)
     measured = Measured(**vars(measured) | {"checksum": _checksum_s(tensors)})
     dist.barrier()
     way.close()
@@ -168,7 +183,10 @@ def _warm_copy(tensors: Mapping[str, torch.Tensor]) -> float:
     return statistics.median(taken[1:])
 
 
-def _save_in_training(training: Training, way: Way, number: int, measured: Measured) -> None:
+def _save_in_training(
+    training: Training, way: Way, number: int, measured: Measured, blocked: list[float]
+) -> float:
+    """Adds to `blocked` and to the steps; seconds until the save was durable."""
     for _ in range(PLAIN_STEPS):
         begin = time.perf_counter()
         training.step()
@@ -193,8 +211,8 @@ def _save_in_training(training: Training, way: Way, number: int, measured: Measu
         blocked_s += held_s
         if _on_all(saving.durable.done()):
             break
-    measured.blocked.append(blocked_s)
-    measured.durable.append(max(0.0, saving.durable.result() - begun_at))
+    blocked.append(blocked_s)
+    return max(0.0, saving.durable.result() - begun_at)
 
 
 def _save_at_rest(

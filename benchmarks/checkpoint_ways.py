@@ -64,7 +64,8 @@ class Saving:
 class Way(Protocol):
     """How one rank saves and restores."""
 
-    def prepare(self, state: State) -> None: ...
+    def prepare(self, state: State) -> None:
+        """Makes ready for the first save, and again from the beginning."""
 
     def begin(self, state: State, number: int) -> Saving: ...
 
@@ -88,19 +89,16 @@ class Headrace:
             python=Path(sys.executable),
         )
         self._folder = BufferFolder.of_job(self._job, node=identity.node)
-        self._stager = Stager(self._folder)
+        self._stager: Stager | None = None
         self._flusher: subprocess.Popen[bytes] | None = None
         self._attempt = 1
 
     def prepare(self, state: State) -> None:
-        if self._identity.rank == 0:
-            self._job.write(self._job.folder / "job.json")
-            with _on_other_core():
-                self._flusher = subprocess.Popen(
-                    [sys.executable, "-m", "slurm.sidecar_work", self._job.folder / "job.json"],
-                    stdin=subprocess.PIPE,
-                )
-        self._load(1, state)
+        if self._stager is None:
+            self._begin_attempt(state)
+        else:
+            self._stager.close()
+        self._stager = Stager(self._folder)
         self._stager.prepare(dict(state))
 
     def begin(self, state: State, number: int) -> Saving:
@@ -115,6 +113,7 @@ class Headrace:
             model_hash="none",
             metrics={},
         )
+        assert self._stager is not None
         self._stager.begin(state, facts)
         durable: Future[float] = Future()
         if self._identity.rank == 0:
@@ -128,11 +127,22 @@ class Headrace:
         self._load(self._attempt, state)
 
     def close(self) -> None:
-        self._stager.close()
+        if self._stager is not None:
+            self._stager.close()
         if self._flusher is not None:
             self._flusher.kill()
             self._flusher.wait()
             self._folder.remove()
+
+    def _begin_attempt(self, state: State) -> None:
+        if self._identity.rank == 0:
+            self._job.write(self._job.folder / "job.json")
+            with _on_other_core():
+                self._flusher = subprocess.Popen(
+                    [sys.executable, "-m", "slurm.sidecar_work", self._job.folder / "job.json"],
+                    stdin=subprocess.PIPE,
+                )
+        self._load(1, state)
 
     def _load(self, attempt: int, state: State) -> None:
         context = JobContext(
@@ -213,6 +223,7 @@ class TorchDistributed:
             # Its collectives run beside those of the training, with which they must not mix.
             self._group = dist.new_group(backend="gloo")
         if self._kind.how is not None:
+            self._close_stager()
             self._stager = DefaultStager(
                 StagingOptions(
                     use_pinned_memory=False,
@@ -246,10 +257,13 @@ class TorchDistributed:
         load(cast("dict[str, Any]", state), storage_reader=self._reader(number))
 
     def close(self) -> None:
-        if self._stager is not None:
-            self._stager.close()
+        self._close_stager()
         for child in psutil.Process().children(recursive=True):
             child.kill()
+
+    def _close_stager(self) -> None:
+        if self._stager is not None:
+            self._stager.close()
 
     def _writer(self, number: int) -> Any:
         if self._kind.via == "fsspec":

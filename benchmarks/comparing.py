@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -95,7 +96,8 @@ def show(rows: Sequence[Row], timings: dict[str, dict[str, Timing]], *, ours: st
             f"{row.ratio:.2f}",
             "-" if row.goal is None else f"≤ {row.goal:.2f} {'met' if row.met else 'MISSED'}",
         )
-    Console().print(table)
+    # Where it is no terminal, rich takes a width at which every cell would be broken.
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:

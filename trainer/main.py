@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,10 @@ def _payload(context: JobContext) -> TrainerJob:
 def _run(context: JobContext, job: TrainerJob, stop: StopFlag) -> dict[str, Any]:
     manifest = load_manifest(context.store, job.manifest_key)
     engine = build_engine(context, job.train, manifest=manifest, stop=stop)
+    # What is here by now stays. To look through it for garbage takes half a second, every now and
+    # then, on one rank while all others wait for it.
+    gc.collect()
+    gc.freeze()
     if job.smoke is not None:
         return run_smoke(engine, job.smoke)
     return run_training(engine)
