@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
+from unittest.mock import patch
 
 import psutil
 import torch
@@ -29,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from storage.checkpoint_records import SaveFacts
 from storage.checkpoints.buffers import BufferFolder, Result
 from storage.checkpoints.load import load_newest
+from storage.checkpoints.ranges import Piece
 from storage.checkpoints.staging import Stager
 from storage.job import JobContext, JobDescription, RankIdentity
 from storage.records import Intent, Stage, Why, new_nonce
@@ -125,6 +127,11 @@ class Headrace:
     def restore(self, state: State, number: int) -> None:  # noqa: ARG002  the newest is found
         self._attempt += 1
         self._load(self._attempt, state)
+
+    def restore_unverified(self, state: State, number: int) -> None:
+        """The same, and no checksum of a tensor is computed."""
+        with patch.object(Piece, "agrees", lambda *_: True):
+            self.restore(state, number)
 
     def close(self) -> None:
         if self._stager is not None:

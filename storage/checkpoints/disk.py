@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -35,9 +36,9 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def upload(self, key: str, data: Bytes, *, threads: int = 1) -> None:
+    def upload(self, key: str, data: Bytes, *, executor: Executor | None = None) -> None:
         """Writes the object: all of it, on the disk, or nothing under that key."""
-        del threads  # One writer keeps a disk busy.
+        del executor  # One writer keeps a disk busy.
         self.put(key, data)
 
     def put(self, key: str, body: Bytes) -> None:

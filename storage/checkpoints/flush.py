@@ -7,6 +7,7 @@ Every chunk gets its checksums here, once, for all who read it later. The part i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,13 +28,11 @@ from storage.errors import StoreError
 from storage.keys import RunKeys
 from storage.object_store import Bytes, ObjectInfo
 
-UPLOAD_THREADS = 4
-
 
 class Destination(Protocol):
     """What a part is sent to: the object store, or what stands in for one nearer to the node."""
 
-    def upload(self, key: str, data: Bytes, *, threads: int = ...) -> None: ...
+    def upload(self, key: str, data: Bytes, *, executor: Executor | None = ...) -> None: ...
 
     def put(self, key: str, body: Bytes) -> None: ...
 
@@ -50,8 +49,9 @@ def send_part(
     files: Sequence[StagedFile],
     layout: Layout,
     data: memoryview,
+    executor: Executor | None = None,
 ) -> RankPart:
-    """Sends the objects of a rank's part, and then its `done` record.
+    """Sends the objects of a rank's part, through `executor`, and then its `done` record.
 
     `data` is the rank's whole buffer. Doing it again sends the same bytes to the same keys.
 
@@ -59,7 +59,9 @@ def send_part(
         StoreError: an object is not in the store, or not with its size.
     """
     folder = keys.save(attempt, step=facts.step, save=facts.save)
-    sent, layout = send_files(store, folder, files=files, layout=layout, data=data)
+    sent, layout = send_files(
+        store, folder, files=files, layout=layout, data=data, executor=executor
+    )
     part = RankPart(facts=facts, rank=rank, files=sent, layout=layout)
     key = keys.done(attempt, step=facts.step, save=facts.save, rank=rank)
     store.put(key, encode_sealed(part))
@@ -73,6 +75,7 @@ def send_files(
     files: Sequence[StagedFile],
     layout: Layout,
     data: memoryview,
+    executor: Executor | None = None,
 ) -> tuple[tuple[FileRecord, ...], Layout]:
     """Sends the objects of a part and looks whether the store has them whole.
 
@@ -90,16 +93,20 @@ def send_files(
         for chunk in summed:
             chunks[chunk.file].append(chunk)
     sent = tuple(
-        _send_file(store, folder + file.name, _body(file, data), chunks[file.name])
+        _send_file(store, folder + file.name, _body(file, data), chunks[file.name], executor)
         for file in files
     )
     return sent, replace(layout, tensors=tensors)
 
 
 def _send_file(
-    store: Destination, key: str, body: memoryview, chunks: Iterable[Chunk]
+    store: Destination,
+    key: str,
+    body: memoryview,
+    chunks: Iterable[Chunk],
+    executor: Executor | None,
 ) -> FileRecord:
-    store.upload(key, body, threads=UPLOAD_THREADS)
+    store.upload(key, body, executor=executor)
     found = store.head(key)
     if found is None or found.size_bytes != len(body):
         raise StoreError(

@@ -32,9 +32,12 @@ from storage.checkpoints.settings import disk_of
 from storage.errors import CheckpointError, HeadraceError
 from storage.job import JobContext, JobExit
 from storage.records import ExitCode
+from storage.transfers import transfers_at_once
 
 POLL_S = 0.05
 RANKS_AT_ONCE = 4
+UPLOADS_AT_ONCE = 16
+"""Parts of objects, of all ranks together."""
 COMMIT_DEADLINE_S = 600.0
 LAST_PATIENCE_S = 5.0
 """When the ranks are over, a part that does not come for so long is not awaited any more: its rank
@@ -69,6 +72,7 @@ class Flusher:
         self._leave = leave
         self._sending: dict[int, Future[None]] = {}
         self._committing: Future[None] | None = None
+        self._uploads = ThreadPoolExecutor(transfers_at_once(UPLOADS_AT_ONCE))
         self._fenced = ""
         self._disk_failures = 0
         self._plan: Callable[[int], BufferPlan] = cache(folder.plan)
@@ -76,7 +80,11 @@ class Flusher:
 
     def work(self) -> None:
         """Returns when told to leave and nothing waits any more."""
-        with ThreadPoolExecutor(RANKS_AT_ONCE) as senders, ThreadPoolExecutor(1) as committer:
+        with (
+            self._uploads,
+            ThreadPoolExecutor(RANKS_AT_ONCE) as senders,
+            ThreadPoolExecutor(1) as committer,
+        ):
             while True:
                 leaving = self._leave.is_set()
                 busy = self._send_next(senders) | self._commit_next(committer)
@@ -137,6 +145,7 @@ class Flusher:
             files=plan.files,
             layout=sealed.layout(plan),
             data=memoryview(self._buffer(sealed.rank, sealed.slot)),
+            executor=self._uploads,
         )
 
     def _commit_next(self, pool: ThreadPoolExecutor) -> bool:

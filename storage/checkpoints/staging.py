@@ -68,7 +68,7 @@ class Stager:
         self._held = ExitStack()
 
     def prepare(self, state: dict[str, Any], *, volatile: Collection[str] = ()) -> None:
-        """Plans once for all saves, makes the buffers and touches every page of them. Collective.
+        """Plans once for all saves, makes the buffers, and copies into one of them. Collective.
 
         The tensors of `state` may change later, but each must stay what and where it is; `volatile`
         names those that the forward pass changes, which are copied when a snapshot is begun.
@@ -87,6 +87,9 @@ class Stager:
         threading.Thread(
             target=_work, args=(self._copies,), name="checkpoint-copy", daemon=True
         ).start()
+        # A rehearsal, after which the first snapshot is no slower than the others.
+        self._take(state, self._slots[0], seal=lambda: None)
+        self.finish()
 
     @property
     def is_free(self) -> bool:
@@ -113,19 +116,12 @@ class Stager:
                 f"no buffer is free for the snapshot of step {facts.step}: the saves before it are "
                 "still on their way to the store; ask is_free first"
             )
-        self._require_bound(state)
         values = {
             name: ValueLayout(text=value_text(name, get_element(state, path)), path=path)  # type: ignore[arg-type]
             for name, path in self._values.items()
         }
         sealed = Sealed(rank=self._ranks.rank, slot=slot, facts=facts, values=values, tiers=tiers)
-        pairs = list(zip(self._bound, self._views[slot], strict=True))
-        for bound, view in pairs:
-            if bound.at_once:
-                view.copy_(bound.source)
-        rest = [(view, bound.source) for bound, view in pairs if not bound.at_once]
-        self._copy = _copy_of(rest, seal=lambda: self._folder.seal(sealed))
-        self._copies.put(self._copy)
+        self._take(state, slot, seal=lambda: self._folder.seal(sealed))
 
     def finish(self) -> None:
         """To be called before the tensors change: waits until they are copied.
@@ -142,6 +138,16 @@ class Stager:
         if self._copy is not None:
             self._copy.wait_until_sealed()
         self._held.close()
+
+    def _take(self, state: Mapping[str, Any], slot: int, seal: Callable[[], None]) -> None:
+        self._require_bound(state)
+        pairs = list(zip(self._bound, self._views[slot], strict=True))
+        for bound, view in pairs:
+            if bound.at_once:
+                view.copy_(bound.source)
+        rest = [(view, bound.source) for bound, view in pairs if not bound.at_once]
+        self._copy = _copy_of(rest, seal=seal)
+        self._copies.put(self._copy)
 
     def _make_buffers(self, size_bytes: int) -> None:
         self._held.enter_context(self._folder.held())

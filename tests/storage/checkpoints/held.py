@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,7 +44,13 @@ class HeldStore(ObjectStore):
         self.objects[key] = bytes(body)
 
     def upload(
-        self, key: str, data: Path | Bytes, *, part_bytes: int = 0, threads: int = 0
+        self,
+        key: str,
+        data: Path | Bytes,
+        *,
+        part_bytes: int = 0,
+        threads: int = 0,
+        executor: Executor | None = None,
     ) -> None:
         assert not isinstance(data, Path)
         self.put(key, data)
