@@ -27,10 +27,11 @@ import torch.distributed.tensor
 
 from storage.embedded import EmbeddedStore, resolved
 from storage.spec import StoreSpec
-from tests.storage.checkpoints.kills.faults import Deed, Site
-from tests.storage.checkpoints.kills.plans import Plan, at_site, draw, weakest
+from tests.storage.checkpoints.kills.faults import Deed, Fault, Site
+from tests.storage.checkpoints.kills.plans import DiskPlan, Plan, at_site, draw, weakest
 from tests.storage.checkpoints.kills.processes import UnusedStore
-from tests.storage.checkpoints.kills.rounds import Parent, Report, Round
+from tests.storage.checkpoints.kills.reports import Parent, Report
+from tests.storage.checkpoints.kills.rounds import Round
 from tests.storage.checkpoints.kills.training import LAST_STEP, reference
 
 ROUND_DEADLINE_S = 300.0
@@ -99,10 +100,15 @@ class Rounds:
 
 
 def find_sites(rounds: Rounds) -> tuple[Site, ...]:
-    """The lines that ranks and flushers come to in rounds in which nothing happens."""
+    """The lines that ranks and flushers come to in rounds in which nothing happens.
+
+    But that one has to begin again, so that something is loaded: from a disk, if it was in time.
+    """
+    end = Fault(role="rank1", deed=Deed.KILL, after_s=0.25, since="resumed")
     plans = [
         Plan(seed=-1, step_s=0.02),
         Plan(seed=-2, step_s=0.02, nodes=2, awaits_last=True),
+        Plan(seed=-3, step_s=0.05, every_steps=5, disk=DiskPlan(), faults=((end,),)),
     ]
     found: dict[tuple[str, str, int], Site] = {}
     for report in rounds.run(iter(plans), lines=True):

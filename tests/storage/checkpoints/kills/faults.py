@@ -25,6 +25,8 @@ ROOT = FOLDERS[0].parents[1]
 JITTER = {"rank": (0.25, 0.06), "flusher": (0.02, 0.02)}
 """How many of all lines are preceded by a sleep, and how long it is at most, in seconds: a rank's
 threads have few lines, and a flusher looks every 50 ms."""
+DISK_FILES = ("/disk.py", "/nearest.py")
+"""Lines that no process comes to where there is no disk tier."""
 FILES = (ROOT / "storage/object_store.py", ROOT / "storage/ledger.py")
 
 
@@ -152,7 +154,7 @@ def choose_site(random: Random, sites: tuple[Site, ...], role: str) -> Site:
     """A module first, the writing ones more often, and then a line, the busy ones more often."""
     own = [site for site in sites if site.role == role]
     weights = {site.file: 0.5 for site in own}
-    for name in ("staging", "buffers", "flush", "commit", "flusher"):
+    for name in ("staging", "buffers", "flush", "commit", "flusher", "disk"):
         weights |= {file: 3.0 for file in weights if file.endswith(f"/{name}.py")}
     files = sorted(weights)
     file = random.choices(files, [weights[one] for one in files])[0]

@@ -69,11 +69,12 @@ class JobProcesses:
     made: UnusedStore
     at: At
     random: Random
+    disk_of_node: Callable[[str], Path] | None = None
     has_flushers: bool = True
     lines: bool = False
     children: list[Child] = field(default_factory=list)
     leaving: bool = False
-    node_died: bool = False
+    dead_node: str = ""
     abandoned: Fault | None = None
     resumed: bool = False
     ranks_killed: bool = False
@@ -97,6 +98,10 @@ class JobProcesses:
     @property
     def flushers(self) -> Sequence[Child]:
         return [child for child in self.children if not child.is_rank]
+
+    @property
+    def node_died(self) -> bool:
+        return bool(self.dead_node)
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +138,7 @@ class JobProcesses:
             fault = self._fault(f"rank{rank}", 0)
             work = partial(
                 run_rank,
-                self._job,
+                self._job(self._identity(rank).node),
                 self._identity(rank),
                 self._voice(f"rank{rank}"),
                 fault if fault is not None and fault.is_within else None,
@@ -173,7 +178,8 @@ class JobProcesses:
         deed = child.fault.deed if child.fault is not None else None
         was_killed = code == -signal.SIGKILL
         if was_killed and deed is Deed.NODE and child.met:
-            self.node_died = True
+            number = int(child.role.removeprefix("rank").removeprefix("flusher"))
+            self.dead_node = self._identity(number).node
             self.kill(self.children)
         if child.is_rank:
             self._rank_ended(child, code, was_killed=was_killed)
@@ -236,7 +242,7 @@ class JobProcesses:
         identity = self._identity(int(role.removeprefix("flusher")))
         work = partial(
             run_flusher,
-            self._job,
+            self._job(identity.node),
             identity,
             self._voice(role),
             fault if fault is not None and fault.is_within else None,
@@ -286,12 +292,14 @@ class JobProcesses:
     def _voice(self, role: str) -> Voice:
         return Voice(self.events, attempt=self.number, role=role)
 
-    @property
-    def _job(self) -> Job:
+    def _job(self, node: str) -> Job:
+        """Nodes have their own disks under one path, which simulated ones of one host have not."""
+        disk = None if self.disk_of_node is None else {"folder": str(self.disk_of_node(node))}
         return Job(
             intent=self.intent,
             store=self.spec,
             entry="trainer.main",
+            payload={"train": {"checkpoint": {"disk": disk}}},
             folder=NOWHERE,
             code=NOWHERE,
             python=NOWHERE,

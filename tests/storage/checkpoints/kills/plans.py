@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from random import Random
 
-from tests.storage.checkpoints.kills.faults import ROOT, Deed, Fault, Site, choose_site
+from storage.checkpoints.buffers import Tier
+from tests.storage.checkpoints.kills.faults import (
+    DISK_FILES,
+    ROOT,
+    Deed,
+    Fault,
+    Site,
+    choose_site,
+)
 
 START_S, TRAINING_S = 0.3, 0.7
 """About what it takes to begin, and then to train to the end: times are drawn from these."""
 WAKES = ("start", "loading", "resumed", "committed", "end")
 MOST_TIMES = 8
+DISK_SHARE = 0.4
 CHANCES = (0.95, 0.6, 0.4, 0.25)
 """That something happens to the first attempt, the second, and so on; then nothing does."""
 
@@ -35,8 +45,31 @@ WEAKEST = (
     ("rank0", "staging", "target.copy_(source)", Deed.DELAY, ""),
     ("rank1", "staging", "self._copied.set()", Deed.DELAY, ""),
     ("flusher0", "flush", "store.put(key, encode_sealed(part))", Deed.KILL, ""),
+    ("flusher0", "disk", "temporary.replace(path)", Deed.NODE, ""),
+    ("flusher0", "disk", "path.unlink(missing_ok=True)", Deed.ZOMBIE, "loading"),
 )
 """Where a save hangs by a thread: a round for each comes first. By role, module and text."""
+
+
+class Loss(StrEnum):
+    """What becomes of a node's own disk when the node dies."""
+
+    NONE = "kept"
+    EMPTIED = "emptied"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskPlan:
+    """A tier nearer than the store: a folder that all nodes share, or one for each of them."""
+
+    every_steps: int = 1
+    is_shared: bool = True
+    loss: Loss = Loss.NONE
+
+    def __str__(self) -> str:
+        whose = "a shared disk" if self.is_shared else f"disks of the nodes' own, {self.loss}"
+        return f"{whose}, every {self.every_steps} steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +80,7 @@ class Plan:
     nodes: int = 1
     buffers: int = 2
     every_steps: int = 3
+    disk: DiskPlan | None = None
     step_s: float = 0.0
     waits: bool = True
     awaits_last: bool = False
@@ -59,13 +93,20 @@ class Plan:
         """Of attempts from 1 on; those without a number of their own take the last one."""
         return self.worlds[min(attempt, len(self.worlds)) - 1]
 
+    def tiers(self, step: int, *, is_last: bool) -> tuple[Tier, ...]:
+        """Where the save of a step goes to; the last one goes everywhere."""
+        intervals = {Tier.STORE: self.every_steps}
+        if self.disk is not None:
+            intervals[Tier.DISK] = self.disk.every_steps
+        return tuple(tier for tier, every in intervals.items() if is_last or step % every == 0)
+
     def faults_of(self, attempt: int) -> tuple[Fault, ...]:
         return self.faults[attempt - 1] if attempt <= len(self.faults) else ()
 
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.nodes} nodes, {self.buffers} buffers, ranks {self.worlds}, "
-            f"every {self.every_steps} steps of {self.step_s:.3f} s, "
+            f"every {self.every_steps} steps of {self.step_s:.3f} s, {self.disk or 'no disk'}, "
             f"{'waits for' if self.waits else 'skips without'} a free buffer, "
             f"{'awaits' if self.awaits_last else 'does not await'} the last save"
             + "".join(f", server killed {one:.2f} s after resumed" for one in self.server_kills_s)
@@ -78,6 +119,9 @@ class Plan:
 def draw(seed: int, sites: tuple[Site, ...], *, server_kills: bool = False) -> Plan:
     """A random round."""
     random = Random(f"round {seed}")
+    disk = _draw_disk(seed)
+    if disk is None:
+        sites = without_disk(sites)
     nodes = random.choice((1, 1, 2))
     worlds = tuple(random.choices((2, 1, 3), (7, 1, 1))[0] for _ in CHANCES)
     worlds = tuple(max(world, nodes) for world in worlds)
@@ -89,12 +133,14 @@ def draw(seed: int, sites: tuple[Site, ...], *, server_kills: bool = False) -> P
             for _ in range(random.choice((1, 1, 1, 2))):
                 drawn.extend(_draw_fault(random, sites, roles))
         faults.append(tuple(drawn))
+    every_steps = random.choice((1, 2, 3))
     kills = sorted(random.uniform(0.0, 2.0) for _ in range(random.choice((1, 1, 2))))
     return Plan(
         seed=seed,
         nodes=nodes,
         buffers=random.choice((1, 2, 2)),
-        every_steps=random.choice((1, 2, 3)),
+        every_steps=every_steps if disk is None else disk.every_steps * (every_steps + 1),
+        disk=disk,
         step_s=random.choice((0.0, 0.01, 0.03)) + (0.15 if server_kills else 0.0),
         waits=random.random() < 0.8 and not server_kills,
         awaits_last=random.random() < 0.5,
@@ -104,12 +150,33 @@ def draw(seed: int, sites: tuple[Site, ...], *, server_kills: bool = False) -> P
     )
 
 
+def _draw_disk(seed: int) -> DiskPlan | None:
+    """With luck of its own: a round without a disk is what it would be if there were none."""
+    random = Random(f"disk {seed}")
+    if random.random() >= DISK_SHARE:
+        return None
+    return DiskPlan(
+        every_steps=random.choice((1, 1, 2)),
+        is_shared=random.random() < 0.5,
+        loss=random.choice(tuple(Loss)),
+    )
+
+
+def without_disk(sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    return tuple(site for site in sites if not site.file.endswith(DISK_FILES))
+
+
 def weakest(seed: int, sites: tuple[Site, ...]) -> Iterator[Plan]:
     """The rounds of WEAKEST. Raises AssertionError where the product has no such line any more."""
     for number, (role, module, text, deed, wakes) in enumerate(WEAKEST):
         site = _find(sites, role, f"storage/checkpoints/{module}.py", text)
         fault = Fault(role=role, deed=deed, site=site, nth=2, lasts_s=0.2, wakes=wakes)
-        yield Plan(seed=seed - len(WEAKEST) + number, step_s=0.01, faults=((fault,),))
+        yield Plan(
+            seed=seed - len(WEAKEST) + number,
+            step_s=0.01,
+            disk=DiskPlan() if module == "disk" else None,
+            faults=((fault,),),
+        )
 
 
 def _find(sites: tuple[Site, ...], role: str, file: str, text: str) -> Site:
@@ -124,7 +191,10 @@ def _find(sites: tuple[Site, ...], role: str, file: str, text: str) -> Site:
 
 
 def at_site(seed: int, site: Site, deed: Deed) -> Plan:
-    """A round in which a process meets this fault in its first attempt."""
+    """A round in which a process meets this fault in its first attempt.
+
+    In its second where the line is one of loading from a disk, for which a save must be there.
+    """
     random = Random(f"site {seed} {site} {deed}")
     nodes = 2 if site.role == "flusher1" else random.choice((1, 2))
     fault = Fault(
@@ -135,7 +205,7 @@ def at_site(seed: int, site: Site, deed: Deed) -> Plan:
         lasts_s=random.uniform(0.02, 0.3),
         wakes=random.choice(WAKES) if deed is Deed.ZOMBIE else "",
     )
-    return Plan(
+    plan = Plan(
         seed=seed,
         nodes=nodes,
         buffers=random.choice((1, 2)),
@@ -145,6 +215,13 @@ def at_site(seed: int, site: Site, deed: Deed) -> Plan:
         awaits_last=random.random() < 0.5,
         faults=((fault,),),
     )
+    if not site.file.endswith(DISK_FILES):
+        return replace(plan, disk=_draw_disk(seed))
+    plan = replace(plan, disk=_draw_disk(seed) or DiskPlan(), every_steps=5)
+    if site.role.startswith("flusher"):
+        return plan
+    end = Fault(role="rank1", deed=Deed.KILL, since="resumed", after_s=random.uniform(0.1, 0.3))
+    return replace(plan, step_s=0.03, faults=((end,), (fault,)))
 
 
 def _roles(world: int, nodes: int) -> Sequence[str]:

@@ -172,13 +172,15 @@ def run_rank(
 
 def load_and_train(context: JobContext, say: Voice, *, plan: Plan) -> None:
     """A rank's work, once it has met the others."""
-    training = Training()
+    is_own = plan.disk is not None and not plan.disk.is_shared
+    training = Training(is_all_sharded=is_own)
     say("loading")
     commit = load_newest(context, training.state, model_hash="model", dataset_id="data")
     if commit is None:
         training.begin()
     step = 0 if commit is None else commit.step
-    say("resumed", step=step, faults=training.faults(step=step))
+    world = context.identity.world_size
+    say("resumed", step=step, world=world, faults=training.faults(step=step))
     if step < LAST_STEP:
         _train(context, training, say, plan=plan, step=step)
 
@@ -213,8 +215,8 @@ def _train(context: JobContext, training: Training, say: Voice, *, plan: Plan, s
     said = _Outcomes(folder, say) if identity.rank == 0 else None
     facts = _first_facts(identity.world_size)
     for current in range(step + 1, LAST_STEP + 1):
-        is_due = current == LAST_STEP or current % plan.every_steps == 0
-        must_save = current == LAST_STEP or (is_due and plan.waits)
+        tiers = plan.tiers(current, is_last=current == LAST_STEP)
+        must_save = current == LAST_STEP or (bool(tiers) and plan.waits)
         partial = training.partial_loss()
         while True:
             votes = torch.tensor(
@@ -238,9 +240,9 @@ def _train(context: JobContext, training: Training, say: Voice, *, plan: Plan, s
             say("loss", step=current, loss=loss)
         stager.finish()
         training.update(current, loss)
-        if is_due and not busy:
+        if tiers and not busy:
             save = f"{drawn:013x}"
-            stager.begin(training.state, replace(facts, step=current, save=save))
+            stager.begin(training.state, replace(facts, step=current, save=save), tiers=tiers)
         time.sleep(plan.step_s)
     stager.finish()
     stager.close()

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -22,18 +21,18 @@ from typing import Any, TypeVar
 
 from storage.checkpoint_records import CommitRef
 from storage.checkpoints.commits import commit_places, counting_commits, newest_commit
-from storage.embedded import EmbeddedStore
 from storage.errors import StoreError
 from storage.keys import RunKeys
 from storage.ledger import Ledger
 from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, Stage, Why, new_nonce
-from storage.spec import StoreSpec
+from tests.storage.checkpoints.kills.disks import Disks, NearSave
 from tests.storage.checkpoints.kills.faults import Site
 from tests.storage.checkpoints.kills.jobs import JobProcesses
 from tests.storage.checkpoints.kills.judging import judge
 from tests.storage.checkpoints.kills.plans import Plan
-from tests.storage.checkpoints.kills.processes import UnusedStore, fork
+from tests.storage.checkpoints.kills.processes import fork
 from tests.storage.checkpoints.kills.promises import Promises
+from tests.storage.checkpoints.kills.reports import Parent, Report
 from tests.storage.checkpoints.kills.training import LAST_STEP
 
 T = TypeVar("T")
@@ -43,43 +42,14 @@ ATTEMPT_DEADLINE_S = 60.0
 STORE_DEADLINE_S = 90.0
 SETTLE_S = 3.0
 POLL_S = 0.003
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What came of a round. `met` are the faults that really happened."""
-
-    seed: int
-    failure: str = ""
-    story: str = ""
-    attempts: int = 0
-    resumes: int = 0
-    commits: int = 0
-    orphans: int = 0
-    orphan_bytes: int = 0
-    met: list[str] = field(default_factory=list)
-    woken: int = 0
-    server_kills: int = 0
-    wall_s: float = 0.0
-    sites: list[Site] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parent:
-    """What a round's process inherits: stores that nobody has used, and where to write."""
-
-    spec: StoreSpec
-    for_round: UnusedStore
-    for_children: UnusedStore
-    folder: Path
-    server: EmbeddedStore
+LOOK_S = 0.03
 
 
 class Round:
     """Carries a plan out. Any broken promise is an AssertionError."""
 
     def __init__(self, parent: Parent, plan: Plan, *, lines: bool = False) -> None:
-        self.report = Report(seed=plan.seed)
+        self.report = Report(seed=plan.seed, has_disk=plan.disk is not None)
         self._parent = parent
         self._plan = plan
         self._lines = lines
@@ -92,7 +62,11 @@ class Round:
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._heard = 0
-        self._promises = Promises()
+        self._disks = (
+            None if plan.disk is None else Disks(self._folder / "disk", plan.disk, run=self._name)
+        )
+        self._looked_at = 0.0
+        self._promises = Promises(self._near)
         self._stood: dict[str, str] = {}
         self._restarting: int | None = None
 
@@ -129,6 +103,8 @@ class Round:
             self._attend(last)
             assert self._promises.last_steps[last.number] == LAST_STEP
             self._end(last)
+        if self._disks is not None:
+            self._disks.judge(self._jobs)
         with self._insisting() as insist:
             self._require_unchanged()
             holdings = insist(lambda: judge(self._ledger, seed=self._plan.seed))
@@ -149,8 +125,9 @@ class Round:
             insist(lambda: self._ledger.claim_intent(intent))
         job = JobProcesses(
             intent=intent,
-            plan=Plan(seed=self._plan.seed) if is_last else self._plan,
+            plan=Plan(seed=self._plan.seed, disk=self._plan.disk) if is_last else self._plan,
             world=1 if is_last else self._plan.world(number),
+            disk_of_node=None if self._disks is None else self._disks.of_node,
             has_flushers=not is_last,
             folder=self._folder,
             spec=self._parent.spec,
@@ -197,6 +174,12 @@ class Round:
         )
         with self._insisting() as insist:
             insist(lambda: self._ledger.claim_end(job.intent, record))
+            if self._disks is not None:
+                known = insist(lambda: self._ledger.attempt(Stage.TRAIN, job.number))
+                resume = None if known is None else known.resume
+                self.report.from_disk += resume is not None and resume.from_disk
+                if job.is_over and job.dead_node:
+                    self._disks.lose(job.dead_node)
 
     def _newest(self) -> CommitRef | None:
         """The next intent's floor: never older than what was reported or could be seen."""
@@ -217,6 +200,19 @@ class Round:
                 self._promises.see(attempt=attempt, step=step, at=now)
             infos = insist(lambda: list(self._ledger.store.list(self._ledger.keys.checkpoints)))
         self._stood |= {info.key: info.etag for info in infos}
+
+    def _near(self) -> list[NearSave]:
+        return [] if self._disks is None else self._disks.whole(self._plan.world)
+
+    def _observe_disk(self) -> None:
+        """As often as it costs little: what was whole once, and still is, must be found."""
+        if self._disks is not None and time.monotonic() - self._looked_at > LOOK_S:
+            saves = self._near()
+            self._looked_at = now = time.monotonic()
+            self._listen()
+            self._promises.see_near(saves, at=now)
+            if self._disks.is_shared and not any(job.abandoned for job in self._jobs):
+                self._promises.require_near()
 
     def _require_unchanged(self) -> None:
         """Nothing that once stood was replaced by something else, or went away."""
@@ -239,6 +235,7 @@ class Round:
     def _tick(self) -> None:
         self._reap()
         self._listen()
+        self._observe_disk()
         while self._agenda and self._agenda[0][0] <= time.monotonic():
             heapq.heappop(self._agenda)[2]()
 

@@ -64,7 +64,17 @@ def _again(report: dict[str, Any]) -> str:
 
 def _show(reports: list[dict[str, Any]]) -> None:
     """The figures of a campaign, for `pytest -s`."""
-    numbers = ("attempts", "resumes", "commits", "orphans", "orphan_bytes", "woken", "server_kills")
+    numbers = (
+        "has_disk",
+        "attempts",
+        "resumes",
+        "from_disk",
+        "commits",
+        "orphans",
+        "orphan_bytes",
+        "woken",
+        "server_kills",
+    )
     sums = {name: sum(one[name] for one in reports) for name in numbers}
     met = Counter(" ".join(fault.split()[:2]) for one in reports for fault in one["met"])
     print(f"{len(reports)} rounds: {sums}; {dict(sorted(met.items()))}")
@@ -74,10 +84,11 @@ def _show(reports: list[dict[str, Any]]) -> None:
 def test_kills_of_ranks_flushers_and_the_server_at_their_lines_and_at_any_time(
     folder: Path,
 ) -> None:
-    some = ("--weakest", "--rounds", "60", "--within-s", "35", "--at-least", "12")
+    some = ("--weakest", "--rounds", "60", "--within-s", "30", "--at-least", "12")
     reports = run_rounds(folder, *some, "--server-kills", "2")
     assert any(one["met"] for one in reports)
     assert any(one["server_kills"] for one in reports)
+    assert any(one["has_disk"] for one in reports)
 
 
 def _seed() -> str:

@@ -79,30 +79,43 @@ def differences(whole: Whole, *, step: int) -> list[str]:
 
 
 class Training:
-    """A rank's share. `state` is what is saved and loaded."""
+    """A rank's share. `state` is what is saved and loaded.
 
-    def __init__(self) -> None:
+    What all ranks hold alike is written by one of them. With `is_all_sharded` there is none of it,
+    as disks of the nodes' own want it.
+    """
+
+    def __init__(self, *, is_all_sharded: bool = False) -> None:
         world_size, rank = dist.get_world_size(), dist.get_rank()
         mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("dp_shard",))
-        share = -(-ROWS // world_size)
-        begin, end = min(share * rank, ROWS), min(share * (rank + 1), ROWS)
-        self._places = torch.from_numpy(_places(begin * COLUMNS, (end - begin) * COLUMNS))
+
+        def part(rows: int) -> slice:
+            share = -(-rows // world_size)
+            return slice(min(share * rank, rows), min(share * (rank + 1), rows))
+
+        own = part(ROWS)
+        rows = own.stop - own.start
+        self._of_b, self._of_count = (
+            (part(8), part(1)) if is_all_sharded else (slice(0, 8), slice(0, 1))
+        )
+        self._places = torch.from_numpy(_places(own.start * COLUMNS, rows * COLUMNS))
         self._odd = 2 * self._places + 1
         # Not the numbers of step 0: what a load leaves out would show.
-        self._w = torch.full((end - begin, COLUMNS), -1.0)
-        self._m = torch.full((end - begin, COLUMNS), -1, dtype=torch.int64)
-        self._b = torch.full((8,), -1.0)
-        self._count = torch.full((1,), -1, dtype=torch.int64)
+        self._w = torch.full((rows, COLUMNS), -1.0)
+        self._m = torch.full((rows, COLUMNS), -1, dtype=torch.int64)
+        self._b = torch.full((8,), -1.0)[self._of_b].clone()
+        self._count = torch.full((1,), -1, dtype=torch.int64)[self._of_count].clone()
 
-        def sharded(local: torch.Tensor) -> DTensor:
-            shape, stride = torch.Size((ROWS, COLUMNS)), (COLUMNS, 1)
+        def sharded(local: torch.Tensor, *shape: int) -> DTensor:
+            stride = (shape[-1], 1)[-len(shape) :]
             return DTensor.from_local(
-                local, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
+                local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride
             )
 
+        alike = sharded if is_all_sharded else (lambda local, *shape: local)
         self.state: dict[str, Any] = {
-            "model": {"w": sharded(self._w), "b": self._b},
-            "optimizer": {"m": sharded(self._m), "count": self._count},
+            "model": {"w": sharded(self._w, ROWS, COLUMNS), "b": alike(self._b, 8)},
+            "optimizer": {"m": sharded(self._m, ROWS, COLUMNS), "count": alike(self._count, 1)},
             "progress": {"step": -1, "trace": []},
         }
 
@@ -112,8 +125,8 @@ class Training:
         places = self._places.numpy()
         self._w.flatten().copy_(torch.from_numpy(start["model.w"][places]))
         self._m.flatten().copy_(torch.from_numpy(start["optimizer.m"][places]))
-        self._b.copy_(torch.from_numpy(start["model.b"]))
-        self._count.copy_(torch.from_numpy(start["optimizer.count"]))
+        self._b.copy_(torch.from_numpy(start["model.b"][self._of_b]))
+        self._count.copy_(torch.from_numpy(start["optimizer.count"][self._of_count]))
         self.state["progress"] = {"step": 0, "trace": []}
 
     def faults(self, *, step: int) -> list[str]:
@@ -122,8 +135,8 @@ class Training:
         pairs = {
             "model.w": (self._w, expected["model.w"][places]),
             "optimizer.m": (self._m, expected["optimizer.m"][places]),
-            "model.b": (self._b, expected["model.b"]),
-            "optimizer.count": (self._count, expected["optimizer.count"]),
+            "model.b": (self._b, expected["model.b"][self._of_b]),
+            "optimizer.count": (self._count, expected["optimizer.count"][self._of_count]),
         }
         found = [name for name, (is_, be) in pairs.items() if is_.numpy().tobytes() != be.tobytes()]
         if self.state["progress"] != {"step": step, "trace": reference_trace(step)}:
