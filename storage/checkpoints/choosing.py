@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from storage.attempts import Attempt
 from storage.checkpoint_records import Commit, CommitRef, Loading
 from storage.checkpoints.commits import (
     UnreadableCommit,
@@ -209,13 +210,14 @@ def _require_fresh(ledger: Ledger, intent: Intent, look: _Look) -> None:
     """Nothing can be loaded: that is right only for a run that has never committed anything."""
     if intent.ceiling == 0:
         return
-    lineage = trace(ledger.attempts(Stage.TRAIN))
+    attempts = ledger.attempts(Stage.TRAIN)
+    lineage = trace(attempts)
     places = [
         (step, attempt)
         for step, attempt in look.places
         if lineage.admits(attempt=attempt, step=step)
     ]
-    resumed = any(last is not None for last in lineage.last_steps.values())
+    resumed = any(_has_used_a_commit(one) for one in attempts if one.number in lineage.last_steps)
     if not (look.passed or places or resumed):
         return
     known = {(each.step, each.attempt) for each in look.passed}
@@ -230,6 +232,14 @@ def _require_fresh(ledger: Ledger, intent: Intent, look: _Look) -> None:
         f"may be whole read by `headrace checkpoints verify {run}`, which takes them out of "
         "quarantine, restore one, or start a run under a new name" + _list(passed)
     )
+
+
+def _has_used_a_commit(attempt: Attempt) -> bool:
+    """Whether one stood when it resumed. A save that it found on disk need not be committed."""
+    resume = attempt.resume
+    if resume is None or resume.source is None:
+        return False
+    return not resume.from_disk or attempt.intent.floor is not None
 
 
 def _other(ledger: Ledger, place: Place, intent: Intent) -> Passed:

@@ -32,15 +32,19 @@ class Run:
         self.ledger = ledger
 
     def attempt(self, number: int, *, resumed: bool = True, **fields: Any) -> Intent:
-        source = fields.pop("source", None)
+        source, from_disk = fields.pop("source", None), fields.pop("from_disk", False)
         intent = replace(work.make_intent(number), **fields)
         assert self.ledger.claim_intent(intent).won
         if resumed:
-            self.resume(intent, source)
+            self.resume(intent, source, from_disk=from_disk)
         return intent
 
-    def resume(self, intent: Intent, source: CommitRef | None) -> None:
-        record = Resume(source=source, world_size=1, nonce=intent.nonce, at=AT)
+    def resume(
+        self, intent: Intent, source: CommitRef | None, *, from_disk: bool = False
+    ) -> None:
+        record = Resume(
+            source=source, from_disk=from_disk, world_size=1, nonce=intent.nonce, at=AT
+        )
         assert self.ledger.claim_resume(intent, record).won
 
     def commit(self, step: int, attempt: int = 1) -> CommitRef:
@@ -185,6 +189,16 @@ def test_a_run_of_which_every_commit_is_damaged_does_not_start_over(demo: Run) -
     demo.damage(demo.commit(10))
     with pytest.raises(CheckpointError, match="the run has commits and none of them"):
         demo.choice(demo.attempt(2, resumed=False))
+
+
+def test_a_run_of_which_every_commit_is_gone_does_not_start_over(demo: Run) -> None:
+    """Though the attempt before has loaded its save from a disk."""
+    demo.attempt(1)
+    commit = demo.commit(10)
+    demo.attempt(2, source=commit, from_disk=True, floor=commit)
+    demo.ledger.store.delete([demo.key(commit)])
+    with pytest.raises(CheckpointError, match="the run has commits and none of them"):
+        demo.choice(demo.attempt(3, resumed=False))
 
 
 def test_a_floor_that_a_sweep_took_is_no_floor_that_may_be_stepped_back_from(demo: Run) -> None:

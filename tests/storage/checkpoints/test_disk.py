@@ -149,6 +149,24 @@ def test_of_the_same_save_the_nearer_copy_is_read(
     assert state == ranks.values(work.expected, 2.0)[0]
 
 
+@pytest.mark.s3
+def test_a_run_without_commits_goes_on_from_disk_again_and_without_the_disk_from_nothing(
+    ledger: Ledger, begun: Intent, tmp_path: Path
+) -> None:
+    """Nothing was ever committed, so there is nothing that is missed."""
+    spec = ledger.store.spec
+    save_to(spec, begun, tmp_path, [(3, (Tier.DISK,))])
+    for attempt in (2, 3):
+        commit, state = load_from(spec, follow(ledger, attempt), tmp_path)
+        assert commit is not None
+        assert (commit.step, commit.attempt) == (3, 1)
+        assert state == work.expected(3.0)
+    empty = tmp_path / "another"
+    empty.mkdir()
+    commit, _ = load_from(spec, follow(ledger, 4), empty)
+    assert commit is None
+
+
 def flip(path: Path) -> None:
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
