@@ -27,6 +27,7 @@ KEPT = 2
 """So many saves of a rank stay: the newest, and one that is whole should the newest not be."""
 
 _DONE = re.compile(r"done\.(\d+)\.json")
+_PART = re.compile(r"(?:data|done)\.(\d+)\..+")
 _SAVE = re.compile(r"(\d{12})\.(.+)")
 
 
@@ -135,13 +136,31 @@ class Disk:
             if ref not in kept and (part == rank or part >= world_size):
                 self.remove_part(keys, ref, part)
 
+    def remove_torn(self, keys: RunKeys, *, attempt: int, rank: int, world_size: int) -> None:
+        """Removes what was begun and not completed, by this rank or one that there is no more.
+
+        Whoever wrote it died with its node, or is a zombie. To be called before this rank's part of
+        a save is written, and not meanwhile.
+
+        Raises:
+            StoreError: the disk does not let itself be read.
+        """
+        for ref, folder in self._saves(keys):
+            names = [path.name for path in _entries(folder)] if ref.attempt <= attempt else []
+            begun = {int(named[1]) for name in names if (named := _PART.fullmatch(name))}
+            done = {int(named[1]) for name in names if (named := _DONE.fullmatch(name))}
+            for part in begun - done:
+                if part == rank or part >= world_size:
+                    self.remove_part(keys, ref, part)
+
     def remove_part(self, keys: RunKeys, ref: CommitRef, rank: int) -> None:
         """A part is gone with its record, which therefore goes first."""
         folder = self.root / keys.save(ref.attempt, step=ref.step, save=ref.save)
         with suppress(OSError):
             (folder / f"done.{rank}.json").unlink(missing_ok=True)
-            for path in folder.glob(f"data.{rank}.*"):
-                path.unlink(missing_ok=True)
+            for pattern in (f"done.{rank}.json.*", f"data.{rank}.*"):
+                for path in folder.glob(pattern):
+                    path.unlink(missing_ok=True)
             folder.rmdir()
 
     def _saves(self, keys: RunKeys) -> Iterator[tuple[CommitRef, Path]]:

@@ -75,6 +75,7 @@ class Flusher:
         self._uploads = ThreadPoolExecutor(transfers_at_once(UPLOADS_AT_ONCE))
         self._fenced = ""
         self._disk_failures = 0
+        self._tidied: set[int] = set()
         self._plan: Callable[[int], BufferPlan] = cache(folder.plan)
         self._buffer: Callable[[int, int], mmap] = cache(self._open)
 
@@ -117,11 +118,13 @@ class Flusher:
     def _keep_near(self, sealed: Sealed, disk: Disk) -> None:
         """A nearer tier that fails costs time at most, so it is told and not insisted on."""
         keys, attempt = self._ledger.keys, self._intent.attempt
+        rank, world_size = sealed.rank, sealed.facts.world_size
         try:
+            if rank not in self._tidied:
+                disk.remove_torn(keys, attempt=attempt, rank=rank, world_size=world_size)
+                self._tidied.add(rank)
             self._send_to(disk, sealed)
-            disk.make_room(
-                keys, attempt=attempt, rank=sealed.rank, world_size=sealed.facts.world_size
-            )
+            disk.make_room(keys, attempt=attempt, rank=rank, world_size=world_size)
             if sealed.rank == 0:
                 self._send_curve()
         except HeadraceError as error:

@@ -262,6 +262,23 @@ def test_only_the_newest_saves_of_a_rank_stay(tmp_path: Path) -> None:
     assert left() == [(1, 15, 1), (2, 20, 1), (2, 30, 0), (2, 35, 0)]
 
 
+@pytest.mark.s3
+def test_what_died_half_written_with_its_node_is_removed_by_the_next_to_save(
+    ledger: Ledger, begun: Intent, tmp_path: Path
+) -> None:
+    keys = ledger.keys
+    for step, names in ((3, ("data.0.0.bin", "data.0.1.bin.tmp")), (4, ("done.0.json.tmp",))):
+        for name in (*names, "data.1.0.bin"):
+            path = tmp_path / f"{keys.save(1, step=step, save='torn')}{name}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"data")
+    second = follow(ledger)
+    claim_resume(ledger, second, None)
+    save_to(ledger.store.spec, second, tmp_path, [(2, (Tier.DISK,))])
+    torn = {path.name for path in objects(tmp_path) if path.parent.name.endswith("torn")}
+    assert torn == set(), "there is but one rank now"
+
+
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "full"
