@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -139,12 +140,16 @@ def _load_near(
     a part or a byte that has changed, only leads back to it. `unfit` is what was tried in vain.
     """
     keys = context.ledger.keys
-    seen = seen_refs(ranks, disk, keys, looks=context.identity.local_rank == 0)
     oldest = 0 if than is None else than.step
-    wanted = tuple(ref for ref in seen if ref.step >= oldest and ref not in unfit)
-    choose_near = partial(may_resume_from, context.ledger, context.job.intent, wanted)
-    for ref in ranks.from_first(choose_near):
-        save = gather(ranks, disk, keys, ref, seers=seen[ref])
+
+    def eligible(refs: Sequence[CommitRef]) -> tuple[CommitRef, ...]:
+        wanted = [ref for ref in refs if ref.step >= oldest and ref not in unfit]
+        return may_resume_from(context.ledger, context.job.intent, wanted)
+
+    looks = context.identity.local_rank == 0
+    seen = seen_refs(ranks, disk, keys, looks=looks, eligible=eligible)
+    for ref, seers in seen.items():
+        save = gather(ranks, disk, keys, ref, seers=seers)
         if save is not None:
             store = NearStore(disk, save)
             faults = ranks.from_all(partial(_try_near, store, state, save.commit))

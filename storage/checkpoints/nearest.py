@@ -7,7 +7,7 @@ needs, which only the ranks together can tell.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ from storage.keys import RunKeys
 from storage.object_store import ObjectInfo
 
 LOOKED_AT = 4
-"""More saves than a disk keeps; older ones are in the store, if anywhere."""
+"""More saves that count than a disk keeps; older ones are in the store, if anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,26 +51,34 @@ class NearStore:
 
 
 def seen_refs(
-    ranks: Ranks, disk: Disk, keys: RunKeys, *, looks: bool
+    ranks: Ranks,
+    disk: Disk,
+    keys: RunKeys,
+    *,
+    looks: bool,
+    eligible: Callable[[Sequence[CommitRef]], Sequence[CommitRef]],
 ) -> dict[CommitRef, dict[int, int]]:
-    """The newest saves of which parts are seen: for each part the lowest rank that sees it.
+    """Saves of which parts are seen, newest first: for each part the lowest rank that sees it.
 
-    One rank of each node `looks`.
+    One rank of each node `looks`. Only what rank 0 holds for `eligible` is gone into, and of that
+    the newest few: zombies may have left any number of saves.
     """
+    here: list[tuple[CommitRef, int]] = []
 
-    def own() -> list[tuple[CommitRef, int]]:
+    def look() -> set[CommitRef]:
         try:
-            found = list(disk.parts(keys)) if looks else []
+            here.extend(disk.parts(keys) if looks else ())
         except StoreError as error:
             print(f"headrace: nothing is resumed from disk: {error}", flush=True)
-            return []
-        newest = list(dict.fromkeys(ref for ref, _ in found))[:LOOKED_AT]
-        return [(ref, rank) for ref, rank in found if ref in newest]
+        return {ref for ref, _ in here}
 
-    seen: dict[CommitRef, dict[int, int]] = {}
-    for seer, parts in enumerate(ranks.from_all(own)):
+    refs = sorted(set().union(*ranks.from_all(look)), reverse=True)
+    chosen = ranks.from_first(lambda: eligible(refs)[:LOOKED_AT])
+    seen: dict[CommitRef, dict[int, int]] = {ref: {} for ref in chosen}
+    told = ranks.from_all(lambda: [(ref, rank) for ref, rank in here if ref in seen])
+    for seer, parts in enumerate(told):
         for ref, rank in parts:
-            seen.setdefault(ref, {}).setdefault(rank, seer)
+            seen[ref].setdefault(rank, seer)
     return seen
 
 

@@ -217,6 +217,24 @@ def test_a_zombies_save_on_a_shared_disk_is_inert(
 
 
 @pytest.mark.s3
+def test_any_number_of_zombies_saves_hides_no_save_that_counts(
+    ledger: Ledger, begun: Intent, tmp_path: Path
+) -> None:
+    """Four attempts that were replaced go on saving, further than the one that counts."""
+    spec = ledger.store.spec
+    save_to(spec, begun, tmp_path, [(2, BOTH)])
+    intents = [begun, *(follow(ledger, attempt) for attempt in (2, 3, 4, 5))]
+    for intent in intents[1:]:
+        claim_resume(ledger, intent, CommitRef(step=2, attempt=1, save="save2"))
+    save_to(spec, intents[-1], tmp_path, [(3, (Tier.DISK,))])
+    for zombie in reversed(intents[:-1]):
+        save_to(spec, zombie, tmp_path, [(8, (Tier.DISK,)), (9, (Tier.DISK,))])
+    commit, _ = load_from(spec, follow(ledger, 6), tmp_path)
+    assert commit is not None
+    assert (commit.step, commit.attempt) == (3, 5)
+
+
+@pytest.mark.s3
 @pytest.mark.distributed
 def test_disks_of_the_nodes_own_serve_the_ranks_that_are_where_they_were(
     ranks: RankPool, ledger: Ledger, begun: Intent, tmp_path: Path
