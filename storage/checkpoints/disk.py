@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from datetime import UTC, datetime
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 
 from storage.checkpoint_records import CommitRef
@@ -24,7 +25,8 @@ from storage.keys import RunKeys
 from storage.object_store import Bytes, ObjectInfo
 
 KEPT = 2
-"""So many saves of a rank stay: the newest, and one that is whole should the newest not be."""
+"""So many saves of a rank stay, and one more where none of them is seen to be whole: ranks that
+lag behind may have none of either."""
 
 _DONE = re.compile(r"done\.(\d+)\.json")
 _PART = re.compile(r"(?:data|done)\.(\d+)\..+")
@@ -124,14 +126,27 @@ class Disk:
         """Removes what newer saves of this attempt stand for, of this rank's parts.
 
         Those of ranks that there are no more go with them. What stays beside a first save of this
-        attempt is the newest that an earlier one made before it.
+        attempt is the newest that an earlier one made before it. The newest that can be seen to be
+        whole stays in any case.
+
+        Raises:
+            StoreError: the disk does not let itself be read.
         """
         seen = [(ref, part) for ref, part in self.parts(keys) if ref.attempt <= attempt]
         own = [ref for ref, part in seen if part == rank and ref.attempt == attempt]
         if not own:
             return
         earlier = [ref for ref, _ in seen if ref.attempt < attempt and ref.step < own[-1].step]
-        kept = list(dict.fromkeys([*own, *earlier]))[:KEPT]
+        newest = list(dict.fromkeys([*own, *earlier]))
+
+        def is_whole(ref: CommitRef) -> bool:
+            parts = {part for other, part in seen if other == ref}
+            if ref.attempt == attempt:
+                return parts.issuperset(range(world_size))
+            record = self.read_part(keys, ref, min(parts))
+            return record is not None and parts.issuperset(range(record.facts.world_size))
+
+        kept = {*newest[:KEPT], *islice(filter(is_whole, newest), 1)}
         for ref, part in seen:
             if ref not in kept and (part == rank or part >= world_size):
                 self.remove_part(keys, ref, part)

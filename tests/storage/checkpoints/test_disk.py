@@ -277,7 +277,11 @@ def test_only_the_newest_saves_of_a_rank_stay(tmp_path: Path) -> None:
     assert left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0)]
     put(2, 35, 0)
     make_room(0)
-    assert left() == [(1, 15, 1), (2, 20, 1), (2, 30, 0), (2, 35, 0)]
+    assert left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0), (2, 35, 0)], "20 is whole"
+    put(2, 30, 1)
+    make_room(1)
+    make_room(0)
+    assert left() == [(2, 20, 1), (2, 30, 0), (2, 30, 1), (2, 35, 0)]
 
 
 @pytest.mark.s3

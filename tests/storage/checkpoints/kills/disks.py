@@ -103,7 +103,7 @@ class Disks:
                     held[rank].append(ref)
             own = {rank for ref, parts in found.items() if ref.attempt == attempt for rank in parts}
             for rank, refs in held.items():
-                most = KEPT if rank in own else KEPT - 1 if rank >= world else len(refs)
+                most = KEPT + 1 if rank in own else KEPT if rank >= world else len(refs)
                 assert len(refs) <= most, f"{folder.name} still has of rank {rank}: {sorted(refs)}"
 
     def _folders(self) -> Iterator[Path]:
