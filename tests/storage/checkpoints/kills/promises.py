@@ -60,7 +60,7 @@ class Promises:
             # A look takes time, in which one save may go that was seen last and a newer one come.
             if any(save.ref.step >= newest for save in self._near()):
                 return
-        raise AssertionError(f"a whole save of step {newest} was removed, and no newer one is there")
+        raise AssertionError(f"step {newest} was whole on disk and is gone, and no newer is there")
 
     def newest(self, *, before: float = math.inf) -> int:
         """The step that whoever looks from then on must find, or a later one."""
