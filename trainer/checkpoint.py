@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from storage.checkpoint_records import SaveFacts
+from storage.checkpoint_records import Commit, SaveFacts
 from storage.checkpoints import flusher
 from storage.checkpoints.buffers import BufferFolder, Outcome, Result, Tier
+from storage.checkpoints.commits import read_commit
 from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.staging import Stager
 from storage.errors import CheckpointError
@@ -235,6 +236,22 @@ class Checkpointer:
                     name=f"headrace/commit/{save}",
                     timeout_s=patience_s,
                 )
+
+    def keep(self, loaded: Commit, cursor: Cursor) -> None:
+        """Saves anew what was loaded at the last step, unless it is committed. Collective.
+
+        Whoever left it on a disk was killed before.
+
+        Raises:
+            As `prepare` and `last`.
+        """
+        place = {"attempt": loaded.attempt, "step": loaded.step}
+        if not self._ranks.from_first(
+            lambda: read_commit(self._context.ledger, **place) is not None
+        ):
+            self.prepare()
+            self._agreed = _Agreed(save=loaded.save)
+            self.last(cursor, loaded.metrics)
 
     def close(self) -> None:
         """Completes a snapshot that was begun, and leaves it to the flusher.

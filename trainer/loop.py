@@ -114,6 +114,8 @@ class _Training:
             self._begin(state)
         if self._cursor.step < self._train.steps:
             self.saves.prepare()
+        elif commit is not None:
+            self.saves.keep(commit, self._cursor)
         dist.barrier()
         set_timeout(self._engine.mesh, timeout_s=self._train.step_timeout_s)
         self._logged_step = self._cursor.step

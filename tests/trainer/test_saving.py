@@ -268,3 +268,20 @@ def test_a_run_goes_on_from_its_disk_where_the_store_has_nothing_as_new(bench: B
     assert (second.resume.source.attempt, second.resume.source.step) == (1, 6)
     assert curve(bench.metrics(2)) == curve(whole.metrics(1))[6:]
     assert checksums(commits(bench)[8]) == checksums(commits(whole)[8])
+
+
+def test_a_run_that_finds_its_last_step_on_its_disk_commits_it(bench: Bench) -> None:
+    """Whoever saved it there was killed before the store had it."""
+    folder = bench.folder / "disk"
+    folder.mkdir()
+    checkpoint = {"every_steps": 1000, "disk": {"folder": str(folder), "every_steps": 3}}
+    whole = another(bench, "whole")
+    run_distributed_test(run_job, 2, whole.job(saving(6, every_steps=1000)))
+    for rank in start_ranks(run_and_die, 2, bench.job(saving(**checkpoint)), 7, folder):
+        assert rank.exit_code() == -signal.SIGKILL
+    for left in run_distributed_test(run_job, 2, bench.job(saving(6, **checkpoint), attempt=2)):
+        assert (left.code, left.outputs["commits"]) == (ExitCode.DONE, 1)
+    assert [(one.attempt, step) for step, one in commits(bench).items()] == [(2, 6)]
+    assert checksums(commits(bench)[6]) == checksums(commits(whole)[6])
+    for left in run_distributed_test(run_job, 2, bench.job(saving(6, **checkpoint), attempt=3)):
+        assert (left.code, left.outputs["commits"]) == (ExitCode.DONE, 0)

@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from storage.checkpoint_records import SaveFacts
+from storage.checkpoint_records import Commit, SaveFacts
 from storage.checkpoints import flusher
 from storage.checkpoints.buffers import BufferFolder, Result
+from storage.checkpoints.commits import read_commit
 from storage.checkpoints.load import load_newest
+from storage.checkpoints.ranks import Ranks
 from storage.checkpoints.staging import Stager
 from storage.job import JobContext, JobDescription, JobExit, RankIdentity
 from storage.keys import RunKeys
@@ -183,6 +185,8 @@ def load_and_train(context: JobContext, say: Voice, *, plan: Plan) -> None:
     say("resumed", step=step, world=world, faults=training.faults(step=step))
     if step < LAST_STEP:
         _train(context, training, say, plan=plan, step=step)
+    elif commit is not None:
+        _keep(context, training, say, plan=plan, commit=commit)
 
 
 def _join(identity: RankIdentity, listener: socket.socket) -> None:
@@ -245,6 +249,24 @@ def _train(context: JobContext, training: Training, say: Voice, *, plan: Plan, s
             stager.begin(training.state, replace(facts, step=current, save=save), tiers=tiers)
         time.sleep(plan.step_s)
     stager.finish()
+    stager.close()
+    if said is not None and plan.awaits_last:
+        said.wait_for(LAST_STEP)
+
+
+def _keep(
+    context: JobContext, training: Training, say: Voice, *, plan: Plan, commit: Commit
+) -> None:
+    """As the trainer does: the last step is saved anew where it was only on a disk."""
+    identity, place = context.identity, {"attempt": commit.attempt, "step": commit.step}
+    if Ranks().from_first(lambda: read_commit(context.ledger, **place) is not None):
+        return
+    folder = BufferFolder.of(token=context.job.intent.token, node=identity.node)
+    stager = Stager(folder, buffers=plan.buffers)
+    stager.prepare(training.state)
+    said = _Outcomes(folder, say) if identity.rank == 0 else None
+    facts = replace(_first_facts(identity.world_size), step=commit.step, save=commit.save)
+    stager.begin(training.state, facts, tiers=plan.tiers(commit.step, is_last=True))
     stager.close()
     if said is not None and plan.awaits_last:
         said.wait_for(LAST_STEP)
