@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -309,3 +310,18 @@ def test_a_snapshot_that_is_sealed_while_it_is_looked_for_is_whole(folder: Buffe
     folder.seal(first)
     folder.free(first)
     assert folder.waiting() == [first]
+
+
+def seal_and_be_cut_off(folder: BufferFolder) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
+    folder.seal(Sealed(rank=0, slot=0, facts=make_facts(1), values={}))
+
+
+def test_a_seal_of_which_the_memory_takes_only_a_part_is_none(folder: BufferFolder) -> None:
+    folder.make()
+    process = get_context("fork").Process(target=seal_and_be_cut_off, args=(folder,))
+    process.start()
+    process.join()
+    assert process.exitcode == 1, "all of it fitted"
+    assert folder.sealed() == []
+    assert folder.is_free(0, 0)
