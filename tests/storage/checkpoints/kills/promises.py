@@ -15,7 +15,7 @@ LOOKS = 5
 class Promises:
     """Hears all events of a run in their order. A promise that is broken is an AssertionError."""
 
-    def __init__(self, near: Callable[[], Iterable[NearSave]]) -> None:
+    def __init__(self, near: Callable[[], Iterable[NearSave]] = tuple) -> None:
         """`near` looks which whole saves stand on the disk tier now."""
         self.resumes = 0
         self.last_steps: dict[int, int] = {}
