@@ -20,16 +20,22 @@ $(VENV)/.dev: $(VENV)/.run
 demo: $(VENV)/.run
 	$(BIN)/headrace demo
 
-# Two at a time: what needs the cluster, whose jobs wait more than they compute, and the rest.
+# Three at a time: what needs the cluster, whose jobs wait more than they compute; what runs flows,
+# which waits for servers; and the rest.
 test: $(VENV)/.dev
 	$(BIN)/python -m tests.prepare
-	@echo "The tests that need a cluster run beside the others and are shown after them."
+	@echo "The tests that need a cluster or run flows go beside the others and are shown after them."
 	@$(BIN)/python -m pytest -m 'slurm and not campaign' --durations 10 >.pytest-slurm.log 2>&1 & \
 	slurm=$$!; \
-	$(BIN)/python -m pytest -m 'not slurm and not campaign' --durations 10; rest=$$?; \
+	$(BIN)/python -m pytest tests/flows -m 'not slurm and not campaign' --durations 10 \
+		>.pytest-flows.log 2>&1 & \
+	flows=$$!; \
+	$(BIN)/python -m pytest --ignore tests/flows -m 'not slurm and not campaign' --durations 10; \
+	rest=$$?; \
+	wait $$flows; flows=$$?; \
 	wait $$slurm; slurm=$$?; \
-	cat .pytest-slurm.log; \
-	exit $$((rest ? rest : slurm))
+	cat .pytest-flows.log .pytest-slurm.log; \
+	exit $$((rest | flows | slurm))
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

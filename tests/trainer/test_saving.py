@@ -166,7 +166,9 @@ def test_a_last_save_that_does_not_come_to_stand_is_an_error(bench: Bench) -> No
 def test_what_a_rank_had_sealed_when_it_was_killed_is_committed_and_resumed_from(
     bench: Bench,
 ) -> None:
-    job = replace(bench.job(saving(steps=10_000, every_steps=3)), sidecar=SIDECAR)
+    # Memory of its own: who starts a job on this host would take it for the leftover of a dead one.
+    spec = saving(steps=10_000, every_steps=3, buffer_dir=str(bench.folder / "memory"))
+    job = replace(bench.job(spec), sidecar=SIDECAR)
     folder = BufferFolder.of_job(job, node="n1")
     ranks = start_ranks(run_job, 2, job)
     with running(ranks):
