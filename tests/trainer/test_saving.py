@@ -150,7 +150,9 @@ def test_a_snapshot_is_of_its_step_and_changes_nothing_even_if_the_flusher_is_st
 
 def test_a_last_save_that_does_not_come_to_stand_is_an_error(bench: Bench) -> None:
     """There is no flusher at all. What it finds when it comes is committed, curve and all."""
-    spec = saving(every_steps=3, buffers=1, last_save_timeout_s=0.5)
+    # Memory of its own: who starts a job on this host would take it for the leftover of a dead one.
+    memory = str(bench.folder / "memory")
+    spec = saving(every_steps=3, buffers=1, last_save_timeout_s=0.5, buffer_dir=memory)
     job = replace(bench.job(spec), sidecar=SIDECAR)
     for left in run_distributed_test(run_logged, 2, job):
         assert left.code == ExitCode.STORAGE
@@ -166,7 +168,6 @@ def test_a_last_save_that_does_not_come_to_stand_is_an_error(bench: Bench) -> No
 def test_what_a_rank_had_sealed_when_it_was_killed_is_committed_and_resumed_from(
     bench: Bench,
 ) -> None:
-    # Memory of its own: who starts a job on this host would take it for the leftover of a dead one.
     spec = saving(steps=10_000, every_steps=3, buffer_dir=str(bench.folder / "memory"))
     job = replace(bench.job(spec), sidecar=SIDECAR)
     folder = BufferFolder.of_job(job, node="n1")
