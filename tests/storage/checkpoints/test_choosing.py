@@ -39,12 +39,8 @@ class Run:
             self.resume(intent, source, from_disk=from_disk)
         return intent
 
-    def resume(
-        self, intent: Intent, source: CommitRef | None, *, from_disk: bool = False
-    ) -> None:
-        record = Resume(
-            source=source, from_disk=from_disk, world_size=1, nonce=intent.nonce, at=AT
-        )
+    def resume(self, intent: Intent, source: CommitRef | None, *, from_disk: bool = False) -> None:
+        record = Resume(source=source, from_disk=from_disk, world_size=1, nonce=intent.nonce, at=AT)
         assert self.ledger.claim_resume(intent, record).won
 
     def commit(self, step: int, attempt: int = 1) -> CommitRef:

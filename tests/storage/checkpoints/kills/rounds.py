@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
