@@ -6,6 +6,7 @@ chunk, and every chunk within one of the commit's files.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -183,13 +184,16 @@ def _chunk_problems(tensor: TensorLayout, sizes: Mapping[str, int]) -> Iterator[
             yield f"{box} is in the file {chunk.file!r}, which the commit does not name"
         elif chunk.start < 0 or chunk.start + chunk.size_bytes > file_bytes:
             yield f"{box} goes beyond the {file_bytes:,} bytes of {chunk.file!r}"
-        if chunk.blocks and len(chunk.blocks) != _blocks_length(chunk.size_bytes):
+        if chunk.blocks and not _are_blocks(chunk.blocks, chunk.size_bytes):
             yield f"{box} has not one checksum for each {BLOCK_BYTES // 1024} KiB"
 
 
-def _blocks_length(size_bytes: int) -> int:
-    """Length of the base64 text of eight bytes for each block."""
-    return -(-8 * -(-size_bytes // BLOCK_BYTES) // 3) * 4
+def _are_blocks(text: str, size_bytes: int) -> bool:
+    """Whether it is base64 of eight bytes for each block."""
+    try:
+        return len(base64.b64decode(text, validate=True)) == 8 * -(-size_bytes // BLOCK_BYTES)
+    except ValueError:
+        return False
 
 
 def _tile_problems(tensor: TensorLayout) -> Iterator[str]:

@@ -325,6 +325,7 @@ def test_metadata_that_is_nonsense_is_never_loaded_and_never_another_error() -> 
     @given(path=st.sampled_from(told), junk=_JUNK, gone=st.booleans())
     @example(path=("tensors", "none", "shape"), junk=[0, 10**30], gone=False)
     @example(path=("tensors", "long", "chunks", 0, "start"), junk=1, gone=False)
+    @example(path=("tensors", "count", "chunks", 0, "blocks"), junk="data.0.0.bin", gone=False)
     def check(path: tuple[Any, ...], junk: Any, gone: bool) -> None:
         body = json.dumps(with_entry(whole, path, junk, gone=gone)).encode()
         with run.changed(resealed(run, body)):
