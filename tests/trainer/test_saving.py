@@ -279,7 +279,7 @@ def test_a_run_that_finds_its_last_step_on_its_disk_commits_it(bench: Bench) -> 
     folder.mkdir()
     checkpoint = {"every_steps": 1000, "disk": {"folder": str(folder), "every_steps": 3}}
     whole = another(bench, "whole")
-    run_distributed_test(run_job, 2, whole.job(saving(6, every_steps=1000)))
+    run_distributed_test(run_job, 2, whole.job(saving(every_steps=6)))
     for rank in start_ranks(run_and_die, 2, bench.job(saving(**checkpoint)), 7, folder):
         assert rank.exit_code() == -signal.SIGKILL
     for left in run_distributed_test(run_job, 2, bench.job(saving(6, **checkpoint), attempt=2)):
