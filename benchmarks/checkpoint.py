@@ -6,8 +6,8 @@ Two ranks share core 0; the store and whatever runs beside the ranks share core 
 trains the same model in processes of its own, saves while it trains, saves at rest, and restores
 what it saved; then one save and one restore more go through a proxy that counts requests. Peers
 that are not installed are named and left out: `pip install 'headrace[bench]'` (s3fs pins botocore,
-so rather into an environment of its own). A size of 1 GiB takes half an hour; to try it out,
-`--size-mib 64 --rounds 1`.
+so rather into an environment of its own). A size of 1 GiB takes three quarters of an hour; to try
+it out, `--size-mib 64 --rounds 1`.
 """
 
 from __future__ import annotations
@@ -56,6 +56,19 @@ class Contestant:
         return tuple(max(values) for values in zip(*map(of, self.ranks), strict=True))
 
     @property
+    def summary(self) -> str:
+        """What has been seen so far, for who waits an hour for the table."""
+        blocked, durable, restore = (
+            statistics.median(self.slowest(of))
+            for of in (
+                lambda rank: rank.blocked,
+                lambda rank: rank.durable,
+                lambda rank: rank.restore,
+            )
+        )
+        return f"blocked {blocked:.4f} s, durable {durable:.2f} s, restore {restore:.2f} s"
+
+    @property
     def slowdown(self) -> float:
         """A step while a save is on its way ÷ one without."""
         first = self.ranks[0]
@@ -80,7 +93,10 @@ def main(
             ways.append(way)
     rows: list[Row] = []
     for size in size_mib or [256, 1024]:
-        found = {way: _contest(way, size_mib=size, rounds=rounds) for way in ways}
+        found = {}
+        for way in ways:
+            found[way] = _contest(way, size_mib=size, rounds=rounds)
+            Console(soft_wrap=True).print(f"{way}, {size} MiB: {found[way].summary}")
         more, timings = compare_all(found)
         show(more, timings, ours=OURS)
         rows.extend(more)
@@ -90,7 +106,6 @@ def main(
 
 def _contest(way: str, *, size_mib: int, rounds: int) -> Contestant:
     """One contestant, with an empty store of its own."""
-    Console().print(f"{way}, {size_mib} MiB")
     os.sched_setaffinity(0, {OTHER_CORE})
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from slurm.devcluster import ClusterShape, DevCluster, DevClusterUnavailable
 
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+
+# What a shell starts in the background ignores it, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing on a machine that does other things, too.
 settings.register_profile(
