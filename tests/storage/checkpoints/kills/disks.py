@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,7 @@ class Disks:
 def _parts(run: Path) -> Mapping[CommitRef, Mapping[int, set[str]]]:
     """By save and rank, which kinds of files stand under their names: `data`, `done`, or `torn`."""
     found: dict[CommitRef, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for path in run.glob("checkpoints/data/*/*.*/*"):
+    for path in _files(run):
         named = _FILE.fullmatch(path.name)
         assert named is not None, path
         step, save = path.parent.name.split(".")
@@ -121,3 +122,10 @@ def _parts(run: Path) -> Mapping[CommitRef, Mapping[int, set[str]]]:
         kind = "torn" if path.name.endswith(".tmp") else named[1]
         found[ref][int(named[2])].add(kind)
     return found
+
+
+def _files(run: Path) -> Iterator[Path]:
+    for save in run.glob("checkpoints/data/*/*.*"):
+        # Whoever makes room may be at it.
+        with suppress(FileNotFoundError):
+            yield from list(save.iterdir())
