@@ -126,7 +126,7 @@ class Disk:
         """Removes what newer saves of this attempt stand for, of this rank's parts.
 
         Those of ranks that there are no more go with them. What stays beside a first save of this
-        attempt is the newest that an earlier one made before it. The newest that can be seen to be
+        attempt is the newest that an earlier one made up to it. The newest that can be seen to be
         whole stays in any case.
 
         Raises:
@@ -136,7 +136,7 @@ class Disk:
         own = [ref for ref, part in seen if part == rank and ref.attempt == attempt]
         if not own:
             return
-        earlier = [ref for ref, _ in seen if ref.attempt < attempt and ref.step < own[-1].step]
+        earlier = [ref for ref, _ in seen if ref.attempt < attempt and ref.step <= own[-1].step]
         newest = list(dict.fromkeys([*own, *earlier]))
 
         def is_whole(ref: CommitRef) -> bool:
