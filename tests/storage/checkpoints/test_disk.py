@@ -247,41 +247,68 @@ def test_disks_of_the_nodes_own_serve_the_ranks_that_are_where_they_were(
     assert commit.step == 2
 
 
-def test_only_the_newest_saves_of_a_rank_stay(tmp_path: Path) -> None:
-    disk, keys = Disk(tmp_path), RunKeys(prefix="", run="demo")
+class Saves:
+    """Parts of saves on a disk, put there without a run, as attempt 2 of 2 ranks finds them."""
 
-    def put(attempt: int, step: int, *parts: int) -> None:
-        for rank in parts:
-            folder = keys.save(attempt, step=step, save="s")
-            disk.put(f"{folder}data.{rank}.0.bin", b"data")
-            disk.put(f"{folder}done.{rank}.json", b"{}")
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._disk = Disk(folder)
+        self._keys = RunKeys(prefix="", run="demo")
 
-    def left() -> list[tuple[int, int, int]]:
-        found = [(ref.attempt, ref.step, rank) for ref, rank in disk.parts(keys)]
-        assert len(list(tmp_path.rglob("data.*"))) == len(found)
+    def put(self, attempt: int, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            folder = self._keys.save(attempt, step=step, save="s")
+            self._disk.put(f"{folder}data.{rank}.0.bin", b"data")
+            self._disk.put(f"{folder}done.{rank}.json", b"{}")
+
+    def make_room(self, rank: int) -> None:
+        self._disk.make_room(self._keys, attempt=2, rank=rank, world_size=2)
+
+    def left(self) -> list[tuple[int, int, int]]:
+        """Attempt, step, and rank of each part."""
+        found = [(ref.attempt, ref.step, rank) for ref, rank in self._disk.parts(self._keys)]
+        assert len(list(self._folder.rglob("data.*"))) == len(found)
         return sorted(found)
 
-    def make_room(rank: int) -> None:
-        disk.make_room(keys, attempt=2, rank=rank, world_size=2)
 
+@pytest.fixture
+def saves(tmp_path: Path) -> Saves:
+    return Saves(tmp_path)
+
+
+def test_only_the_newest_saves_of_a_rank_stay(saves: Saves) -> None:
     for step in (10, 15, 40):
-        put(1, step, 0, 1, 2)
-    make_room(0)
-    assert len(left()) == 9
-    put(2, 20, 0, 1)
-    make_room(0)
-    make_room(1)
-    assert left() == [(1, 15, 0), (1, 15, 1), (1, 15, 2), (2, 20, 0), (2, 20, 1)]
-    put(2, 30, 0)
-    make_room(0)
-    assert left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0)]
-    put(2, 35, 0)
-    make_room(0)
-    assert left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0), (2, 35, 0)], "20 is whole"
-    put(2, 30, 1)
-    make_room(1)
-    make_room(0)
-    assert left() == [(2, 20, 1), (2, 30, 0), (2, 30, 1), (2, 35, 0)]
+        saves.put(1, step, 0, 1, 2)
+    saves.make_room(0)
+    assert len(saves.left()) == 9
+    saves.put(2, 20, 0, 1)
+    saves.make_room(0)
+    saves.make_room(1)
+    assert saves.left() == [(1, 15, 0), (1, 15, 1), (1, 15, 2), (2, 20, 0), (2, 20, 1)]
+    saves.put(2, 30, 0)
+    saves.make_room(0)
+    assert saves.left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0)]
+    saves.put(2, 35, 0)
+    saves.make_room(0)
+    assert saves.left() == [(1, 15, 1), (2, 20, 0), (2, 20, 1), (2, 30, 0), (2, 35, 0)], (
+        "20 is whole"
+    )
+    saves.put(2, 30, 1)
+    saves.make_room(1)
+    saves.make_room(0)
+    assert saves.left() == [(2, 20, 1), (2, 30, 0), (2, 30, 1), (2, 35, 0)]
+
+
+def test_what_was_resumed_from_stays_until_its_step_is_whole_again(saves: Saves) -> None:
+    saves.put(1, 10, 0, 1)
+    saves.put(2, 10, 0)
+    saves.make_room(0)
+    assert saves.left() == [(1, 10, 0), (1, 10, 1), (2, 10, 0)]
+    saves.put(2, 10, 1)
+    saves.put(2, 20, 0, 1)
+    saves.make_room(0)
+    saves.make_room(1)
+    assert saves.left() == [(2, 10, 0), (2, 10, 1), (2, 20, 0), (2, 20, 1)]
 
 
 @pytest.mark.s3
