@@ -128,10 +128,10 @@ class BufferFolder:
     @contextmanager
     def _locked(self, name: str, kind: int) -> Iterator[None]:
         while True:
-            self.make()
             try:
+                self.make()
                 lock = (self.path / name).open("a")
-            except FileNotFoundError:
+            except FileNotFoundError:  # Another job removes what is left over.
                 continue
             with lock:
                 fcntl.flock(lock, kind)

@@ -53,14 +53,15 @@ def save_to(
     buffers = BufferFolder.of_job(context.job, node=context.identity.node)
     leave = threading.Event()
     leave.set()
-    for step, tiers in saves:
-        state = work.make_state(seed=float(step))
-        stager = Stager(buffers)
-        stager.prepare(state)
-        stager.begin(state, make_facts(step, world_size=world_size), tiers=tiers)
-        stager.close()
-        Flusher(context, buffers, leave).work()
-    buffers.remove()
+    with buffers.held():
+        for step, tiers in saves:
+            state = work.make_state(seed=float(step))
+            stager = Stager(buffers)
+            stager.prepare(state)
+            stager.begin(state, make_facts(step, world_size=world_size), tiers=tiers)
+            stager.close()
+            Flusher(context, buffers, leave).work()
+        buffers.remove()
 
 
 def load_from(
