@@ -16,6 +16,7 @@ from tasks.documents import Picture, Table, to_markdown
 from tasks.plots import Measured, loss_plot, scaling_plot
 from tasks.report import RunView, compose, summary
 from tests.flows.attempts import attempt, dead_node, end, record, resumed
+from tests.storage.checkpoints.facts import make_commit
 
 VALIDATE = record(
     Stage.VALIDATE,
@@ -42,23 +43,7 @@ SMOKE = record(
 
 def commit(step: int, number: int) -> Commit:
     file = FileRecord(key="k", size_bytes=1_000_000, crc64nvme="")
-    return Commit(
-        run="r",
-        attempt=number,
-        step=step,
-        save="s",
-        world_size=2,
-        mesh={"dp_shard": 2},
-        metadata=file,
-        files=(file,),
-        samples_consumed=1,
-        samples_hash="",
-        dataset_id="d",
-        model_hash="m",
-        metrics={"loss": 2.5},
-        nonce="0",
-        at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
+    return make_commit(step, attempt=number, metadata=file, files=(file,), metrics={"loss": 2.5})
 
 
 def view(**changes: Any) -> RunView:

@@ -11,7 +11,7 @@ import pytest
 from slurm.snapshot import Snapshot
 from slurm.spec import ClusterSpec, RetrySpec
 from storage.attempts import Attempt
-from storage.checkpoint_records import Commit, CommitRef, FileRecord, Resume
+from storage.checkpoint_records import CommitRef, Resume
 from storage.checkpoints.sealing import encode_sealed
 from storage.keys import RunKeys
 from storage.ledger import Ledger
@@ -23,6 +23,7 @@ from tasks.deeds import Deeds
 from tasks.engine import Engine
 from tasks.eyes import Unseen
 from tasks.situation import Allocate, Order, Situation
+from tests.storage.checkpoints.facts import make_commit
 from tests.tasks.world import EPOCH, RUN, Plan, Shelf, World
 
 FOLDER = Path("/nonexistent/headrace-model")
@@ -82,26 +83,9 @@ class Bench:
         self.ledger.claim_resume(intent, record)
 
     def commit(self, intent: Intent, *steps: int) -> list[CommitRef]:
-        nothing = FileRecord(key="none", size_bytes=0, crc64nvme="")
         made = []
         for step in steps:
-            commit = Commit(
-                run=RUN,
-                attempt=intent.attempt,
-                step=step,
-                save="s",
-                world_size=1,
-                mesh={},
-                metadata=nothing,
-                files=(),
-                samples_consumed=0,
-                samples_hash="",
-                dataset_id="",
-                model_hash="",
-                metrics={},
-                nonce="n",
-                at=EPOCH,
-            )
+            commit = make_commit(step, run=RUN, attempt=intent.attempt)
             key = self.ledger.keys.commit(intent.attempt, step=step)
             self.ledger.store.create(key, encode_sealed(commit))
             made.append(commit.ref)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from storage.checkpoints.layout import (
     crc_text,
 )
 from storage.object_store import ObjectStore
+from tests.storage.checkpoints.facts import make_commit
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 FOLDER = "r/checkpoints/data/0001/000000000010.s/"
@@ -69,27 +69,8 @@ def file_record(name: str, body: bytes) -> FileRecord:
 
 
 def commit_of(store: ObjectStore, layout: Layout, files: tuple[FileRecord, ...]) -> Commit:
-    return make_commit(metadata=put_file(store, "metadata.json", compact(layout)), files=files)
-
-
-def make_commit(*, metadata: FileRecord, files: tuple[FileRecord, ...]) -> Commit:
-    return Commit(
-        run="r",
-        attempt=1,
-        step=10,
-        save="s",
-        world_size=2,
-        mesh={},
-        samples_consumed=0,
-        samples_hash="",
-        dataset_id="d",
-        model_hash="m",
-        metrics={},
-        metadata=metadata,
-        files=files,
-        nonce="n",
-        at=datetime(2026, 1, 1, tzinfo=UTC),
-    )
+    metadata = put_file(store, "metadata.json", compact(layout))
+    return make_commit(10, metadata=metadata, files=files)
 
 
 def example() -> dict[str, tuple[NDArray[Any], str, list[Box]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoint_records import Commit, CommitRef, FileRecord, Resume, SweepJournal
+from storage.checkpoint_records import CommitRef, Resume, SweepJournal
 from storage.checkpoints.choosing import choose, why_swept
 from storage.checkpoints.commits import newest_commit
 from storage.checkpoints.quarantine import acquit, condemn, doubt
@@ -18,11 +18,11 @@ from storage.errors import CheckpointError
 from storage.ledger import Ledger
 from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, encode
 from tests.storage.checkpoints import work
+from tests.storage.checkpoints.facts import make_commit
 
 pytestmark = pytest.mark.s3
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
-NOTHING = FileRecord(key="none", size_bytes=0, crc64nvme="AAAAAAAAAAA=")
 
 
 class Run:
@@ -44,23 +44,7 @@ class Run:
         assert self.ledger.claim_resume(intent, record).won
 
     def commit(self, step: int, attempt: int = 1) -> CommitRef:
-        commit = Commit(
-            run=work.RUN,
-            attempt=attempt,
-            step=step,
-            save=f"save-{attempt}-{step}",
-            world_size=1,
-            mesh={},
-            metadata=NOTHING,
-            files=(),
-            samples_consumed=step,
-            samples_hash="",
-            dataset_id="data",
-            model_hash="model",
-            metrics={},
-            nonce="n",
-            at=AT,
-        )
+        commit = make_commit(step, run=work.RUN, attempt=attempt, save=f"save-{attempt}-{step}")
         self.ledger.store.create(self.key(commit.ref), encode_sealed(commit))
         return commit.ref
 

@@ -11,7 +11,7 @@ from typing import cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoint_records import Commit, CommitRef, FileRecord, Resume
+from storage.checkpoint_records import CommitRef, Resume
 from storage.checkpoints.choosing import choose
 from storage.checkpoints.commits import counting_commits, newest_commit, read_commit
 from storage.checkpoints.lineage import ceiling_of_next, trace
@@ -23,6 +23,7 @@ from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, Stag
 from storage.retention.sweep import sweep
 from storage.spec import KeepSpec, RetentionSpec
 from tests.storage.checkpoints import work
+from tests.storage.checkpoints.facts import make_commit
 from tests.storage.checkpoints.memory_store import EPOCH, MemoryStore
 
 KEEP_TWO = RetentionSpec(keep=KeepSpec(last=2), grace_s=0)
@@ -183,24 +184,7 @@ class Play:
         return ref
 
     def _commit(self, ref: CommitRef) -> None:
-        nothing = FileRecord(key="none", size_bytes=0, crc64nvme="")
-        commit = Commit(
-            run=work.RUN,
-            attempt=ref.attempt,
-            step=ref.step,
-            save=ref.save,
-            world_size=1,
-            mesh={},
-            metadata=nothing,
-            files=(),
-            samples_consumed=0,
-            samples_hash="",
-            dataset_id="",
-            model_hash="",
-            metrics={},
-            nonce="n",
-            at=EPOCH,
-        )
+        commit = make_commit(ref.step, run=work.RUN, attempt=ref.attempt, save=ref.save)
         self.bucket.put(self.ledger.keys.commit(ref.attempt, step=ref.step), encode_sealed(commit))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise, product
 from typing import Any
 
@@ -23,6 +22,7 @@ from storage.checkpoints.layout import Chunk, Layout, TensorLayout, chunk_crcs, 
 from storage.checkpoints.metadata import JsonLoadPlanner
 from storage.checkpoints.ranges import Request, Requests, Stored
 from storage.checkpoints.reader import DamagedCheckpointError, ObjectStoreReader
+from tests.storage.checkpoints.facts import make_commit
 from tests.storage.checkpoints.held import HeldStore
 
 FOLDER = "save/"
@@ -142,27 +142,7 @@ def saved(case: Case) -> tuple[dict[str, bytes], Commit]:
         for key, body in objects.items()
     }
     metadata = records.pop(FOLDER + "metadata.json")
-    return objects, commit_of(metadata, tuple(records.values()))
-
-
-def commit_of(metadata: FileRecord, files: tuple[FileRecord, ...]) -> Commit:
-    return Commit(
-        run="demo",
-        attempt=1,
-        step=1,
-        save="s",
-        world_size=1,
-        mesh={},
-        metadata=metadata,
-        files=files,
-        samples_consumed=0,
-        samples_hash="",
-        dataset_id="",
-        model_hash="",
-        metrics={},
-        nonce="n",
-        at=datetime.now(UTC),
-    )
+    return objects, make_commit(1, metadata=metadata, files=tuple(records.values()))
 
 
 def loaded(store: HeldStore, commit: Commit, case: Case) -> torch.Tensor:

@@ -24,6 +24,7 @@ from storage.job import JobExit
 from storage.ledger import Ledger
 from storage.records import Action, Decision, Diagnosis, End, ExitCode, Kind, Stage
 from tests.storage.checkpoints import work
+from tests.storage.checkpoints.facts import make_commit
 from tests.storage.checkpoints.pool import RankPool
 
 pytestmark = pytest.mark.s3
@@ -172,24 +173,9 @@ def test_torch_s_own_save_and_load_work_with_our_writer_and_reader(ledger: Ledge
 
 def _commit_of(ledger: Ledger, writer: ObjectStoreWriter) -> Commit:
     body = ledger.store.get(f"any/folder/{METADATA_NAME}")
-    return Commit(
-        run=work.RUN,
-        attempt=1,
-        step=1,
-        save="s",
-        world_size=1,
-        mesh={},
-        metadata=FileRecord(
-            key=f"any/folder/{METADATA_NAME}",
-            size_bytes=len(body),
-            crc64nvme=crc_text(crc64nvme(body)),
-        ),
-        files=tuple(writer.files),
-        samples_consumed=0,
-        samples_hash="",
-        dataset_id="data",
-        model_hash="model",
-        metrics={},
-        nonce="n",
-        at=datetime.now(UTC),
+    metadata = FileRecord(
+        key=f"any/folder/{METADATA_NAME}",
+        size_bytes=len(body),
+        crc64nvme=crc_text(crc64nvme(body)),
     )
+    return make_commit(1, metadata=metadata, files=tuple(writer.files))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -15,26 +14,10 @@ from storage.checkpoints.layout import Chunk, Layout, RankPart, TensorLayout
 from storage.checkpoints.sealing import DamagedRecordError, decode_sealed, encode_sealed
 from storage.ledger import Ledger
 from storage.records import decode, encode
-from tests.storage.checkpoints.facts import make_facts
+from tests.storage.checkpoints.facts import make_commit, make_facts
 
 FILE = FileRecord(key="a/b.bin", size_bytes=12, crc64nvme="AAAAAAAAAAA=")
-COMMIT = Commit(
-    run="demo",
-    attempt=1,
-    step=10,
-    save="aa",
-    world_size=1,
-    mesh={"dp_shard": 1},
-    metadata=FILE,
-    files=(FILE,),
-    samples_consumed=80,
-    samples_hash="hash",
-    dataset_id="data",
-    model_hash="model",
-    metrics={"loss": 0.1},
-    nonce="n",
-    at=datetime(2026, 1, 1, tzinfo=UTC),
-)
+COMMIT = make_commit(10, metadata=FILE, files=(FILE,))
 CHUNK = Chunk(offsets=(0,), lengths=(3,), file="b.bin", start=0, size_bytes=12, crc64nvme="")
 TENSOR = TensorLayout(dtype="float32", shape=(3,), path=("w",), chunks=(CHUNK,))
 PART = RankPart(facts=make_facts(10), rank=0, files=(FILE,), layout=Layout(tensors={"w": TENSOR}))

@@ -18,13 +18,13 @@ from storage.checkpoints.layout import Chunk, Layout, TensorLayout, ValueLayout
 from storage.checkpoints.verify import verify
 from storage.errors import CheckpointError, StoreError
 from storage.object_store import ObjectStore
+from tests.storage.checkpoints.facts import make_commit
 from tests.storage.checkpoints.handmade import (
     FOLDER,
     Box,
     commit_of,
     example,
     file_record,
-    make_commit,
     put_tensors,
 )
 
@@ -240,7 +240,7 @@ def _twice(tensor: TensorLayout) -> tuple[Chunk, ...]:
 def test_boxes_that_tile_are_told_from_boxes_that_do_not(data: st.DataObject) -> None:
     """Any cut of a matrix tiles it; with a box moved by one it does not."""
     commit = make_commit(
-        metadata=file_record("metadata.json", b""), files=(file_record("f", bytes(9999)),)
+        10, metadata=file_record("metadata.json", b""), files=(file_record("f", bytes(9999)),)
     )
     rows, columns = data.draw(st.integers(2, 8)), data.draw(st.integers(2, 8))
     boxes = list(_cut((0, 0), (rows, columns), data))

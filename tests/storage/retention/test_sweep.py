@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoint_records import Commit, CommitRef, FileRecord, Loading, Reading, Resume
+from storage.checkpoint_records import CommitRef, FileRecord, Loading, Reading, Resume
 from storage.checkpoints.commits import counting_commits, loading_key, newest_commit
 from storage.checkpoints.quarantine import acquit, condemn
 from storage.checkpoints.reading import reading
@@ -25,6 +25,7 @@ from storage.records import Action, Decision, Diagnosis, End, Intent, Kind, Stag
 from storage.retention.sweep import SweepJob, run, sweep
 from storage.spec import KeepSpec, RetentionSpec
 from tests.ranks import ALONE
+from tests.storage.checkpoints.facts import make_commit
 
 pytestmark = pytest.mark.s3
 
@@ -95,21 +96,13 @@ class Run:
 
     def commit(self, ref: CommitRef) -> CommitRef:
         folder = self.keys.save(ref.attempt, step=ref.step, save=ref.save)
-        commit = Commit(
+        commit = make_commit(
+            ref.step,
             run=self.name,
             attempt=ref.attempt,
-            step=ref.step,
             save=ref.save,
-            world_size=1,
-            mesh={},
             metadata=FileRecord(key=f"{folder}metadata.json", size_bytes=2, crc64nvme=""),
             files=(FileRecord(key=f"{folder}data.0.0.bin", size_bytes=300, crc64nvme=""),),
-            samples_consumed=0,
-            samples_hash="",
-            dataset_id="d",
-            model_hash="m",
-            metrics={},
-            nonce="n",
             at=AT,
         )
         self.store.put(self.keys.commit(ref.attempt, step=ref.step), encode_sealed(commit))
