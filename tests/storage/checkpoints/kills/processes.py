@@ -249,9 +249,7 @@ def _train(context: JobContext, training: Training, say: Voice, *, plan: Plan, s
             stager.begin(training.state, replace(facts, step=current, save=save), tiers=tiers)
         time.sleep(plan.step_s)
     stager.finish()
-    stager.close()
-    if said is not None and plan.awaits_last:
-        said.wait_for(LAST_STEP)
+    _end(stager, said, plan=plan)
 
 
 def _keep(
@@ -267,9 +265,14 @@ def _keep(
     said = _Outcomes(folder, say) if identity.rank == 0 else None
     facts = replace(_first_facts(identity.world_size), step=commit.step, save=commit.save)
     stager.begin(training.state, facts, tiers=plan.tiers(commit.step, is_last=True))
-    stager.close()
+    _end(stager, said, plan=plan)
+
+
+def _end(stager: Stager, said: _Outcomes | None, *, plan: Plan) -> None:
+    """Not closed before the last save is heard of: the buffers would be nobody's meanwhile."""
     if said is not None and plan.awaits_last:
         said.wait_for(LAST_STEP)
+    stager.close()
 
 
 class _Outcomes:
