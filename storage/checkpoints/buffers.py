@@ -111,6 +111,14 @@ class BufferFolder:
         return cls.of(token=job.intent.token, node=node, root=buffer_root(job))
 
     def make(self) -> None:
+        """Makes the folder, but not the memory that it lies in: a wrong path is often on a disk.
+
+        Raises:
+            OSError: that memory is not there, or not for this user.
+        """
+        root = self.path.parents[2]
+        if not root.is_dir():
+            raise NotADirectoryError(f"there is no folder {str(root)!r}")
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextmanager

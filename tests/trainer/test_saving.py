@@ -148,11 +148,16 @@ def test_a_snapshot_is_of_its_step_and_changes_nothing_even_if_the_flusher_is_st
     assert not BufferFolder.of_job(job, node="n1").path.exists()
 
 
+def memory_of(bench: Bench) -> str:
+    """Where none who starts a job on this host takes anything for the leftover of a dead one."""
+    memory = bench.folder / "memory"
+    memory.mkdir()
+    return str(memory)
+
+
 def test_a_last_save_that_does_not_come_to_stand_is_an_error(bench: Bench) -> None:
     """There is no flusher at all. What it finds when it comes is committed, curve and all."""
-    # Memory of its own: who starts a job on this host would take it for the leftover of a dead one.
-    memory = str(bench.folder / "memory")
-    spec = saving(every_steps=3, buffers=1, last_save_timeout_s=0.5, buffer_dir=memory)
+    spec = saving(every_steps=3, buffers=1, last_save_timeout_s=0.5, buffer_dir=memory_of(bench))
     job = replace(bench.job(spec), sidecar=SIDECAR)
     for left in run_distributed_test(run_logged, 2, job):
         assert left.code == ExitCode.STORAGE
@@ -168,7 +173,7 @@ def test_a_last_save_that_does_not_come_to_stand_is_an_error(bench: Bench) -> No
 def test_what_a_rank_had_sealed_when_it_was_killed_is_committed_and_resumed_from(
     bench: Bench,
 ) -> None:
-    spec = saving(steps=10_000, every_steps=3, buffer_dir=str(bench.folder / "memory"))
+    spec = saving(steps=10_000, every_steps=3, buffer_dir=memory_of(bench))
     job = replace(bench.job(spec), sidecar=SIDECAR)
     folder = BufferFolder.of_job(job, node="n1")
     ranks = start_ranks(run_job, 2, job)
@@ -227,12 +232,16 @@ def test_saves_by_time_and_by_what_they_cost(bench: Bench) -> None:
     assert "one failure in 153.8 days" in said(job)
 
 
-def test_buffers_that_cannot_be_made_are_told_before_the_first_step(bench: Bench) -> None:
-    job = bench.job(saving(every_steps=3, buffer_dir="/proc"))
+@pytest.mark.parametrize("place", ["/proc", "/no/such/memory"])
+def test_buffers_that_cannot_be_made_are_told_before_the_first_step(
+    bench: Bench, place: str
+) -> None:
+    job = bench.job(saving(every_steps=3, buffer_dir=place))
     for left in run_distributed_test(run_job, 2, job):
         assert left.code == ExitCode.BAD_CONFIG
-        assert "train.checkpoint.buffer_dir '/proc' must be memory that n1 may" in left.message
+        assert f"train.checkpoint.buffer_dir {place!r} must be memory that n1 may" in left.message
     assert not job.metrics_file.read_text()
+    assert not Path("/no").exists()
 
 
 def run_and_die(identity: RankIdentity, job: JobDescription, step: int, folder: Path) -> Left:

@@ -49,6 +49,7 @@ def make_state() -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[BufferFolder]:
     root = Path("/dev/shm") / f"headrace-tests-{os.getpid()}"
+    root.mkdir()
     yield BufferFolder.of(token=tmp_path.name, node="n1", root=root)
     subprocess.run(["rm", "-r", root], check=True)
 
