@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RECORD_SUFFIX = ".json"
+"""Of every record. Consoles and people leave other objects in a bucket."""
+
 
 def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)

@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 
 from storage.attempts import Attempt, Element
 from storage.checkpoint_records import Resume
-from storage.keys import RunKeys
-from storage.object_store import ObjectStore
+from storage.errors import LedgerError
+from storage.keys import RECORD_SUFFIX, RunKeys
+from storage.object_store import ObjectInfo, ObjectStore
 from storage.records import (
     Cancel,
     End,
@@ -122,7 +123,7 @@ class Ledger:
 
     def cancel_keys(self) -> frozenset[str]:
         """Of all such wishes so far."""
-        return frozenset(info.key for info in self.store.list(self.keys.cancels))
+        return frozenset(info.key for info in self._listed(self.keys.cancels))
 
     def asked_for_the_end(self, *, before: frozenset[str]) -> Cancel | None:
         """A wish that was not there `before`."""
@@ -162,8 +163,8 @@ class Ledger:
         stage, number = attempt.intent.stage, attempt.number
         prefix = self.keys.elements(stage, number)
         found = {one.number: one for one in attempt.elements}
-        for info in self.store.list(prefix):
-            name, _, kind = info.key.removeprefix(prefix).removesuffix(".json").partition(".")
+        for info in self._listed(prefix):
+            name, _, kind = info.key.removeprefix(prefix).removesuffix(RECORD_SUFFIX).partition(".")
             one = found.get(int(name), Element(number=int(name)))
             if kind == "start" and one.start is None:
                 one = replace(one, start=self._get(Start, info.key))
@@ -173,9 +174,8 @@ class Ledger:
         return tuple(found[element] for element in sorted(found))
 
     def heartbeats(self, stage: Stage, number: int) -> tuple[Heartbeat, ...]:
-        keys = [info.key for info in self.store.list(self.keys.heartbeats(stage, number))]
-        beats = (self._get(Heartbeat, key) for key in keys)
-        return tuple(beat for beat in beats if beat is not None)
+        prefix = self.keys.heartbeats(stage, number)
+        return tuple(beat for _, beat in self.records(Heartbeat, prefix))
 
     def is_superseded(self, intent: Intent) -> bool:
         """Whether the attempt was closed, or a later one was made for the same unit."""
@@ -193,7 +193,8 @@ class Ledger:
 
     def stage_records(self, stage: Stage) -> tuple[StageRecord, ...]:
         """Completion records of a stage, oldest first."""
-        return tuple(sorted(self._stage_records(stage), key=lambda record: record.at))
+        found = self.records(StageRecord, self.keys.stage_records(stage))
+        return tuple(sorted((record for _, record in found), key=lambda record: record.at))
 
     def refusal(self, stage: Stage) -> Refusal | None:
         return self._get(Refusal, self.keys.refusal(stage))
@@ -208,11 +209,22 @@ class Ledger:
         )
         return self._claim(key, record)
 
-    def _stage_records(self, stage: Stage) -> Iterator[StageRecord]:
-        for info in self.store.list(self.keys.stage_records(stage)):
-            record = self._get(StageRecord, info.key)
+    def records(self, kind: type[T], prefix: str) -> Iterator[tuple[ObjectInfo, T]]:
+        """Every record below `prefix`, with what the listing says of its object.
+
+        What is not named like a record, such as the empty object that makes a console show a
+        folder, is none of ours.
+
+        Raises:
+            LedgerError: an object that is named like one is none.
+        """
+        for info in self._listed(prefix):
+            record = self._get(kind, info.key)
             if record is not None:
-                yield record
+                yield info, record
+
+    def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        return (info for info in self.store.list(prefix) if info.key.endswith(RECORD_SUFFIX))
 
     def _claim_beside(self, intent: Intent, name: str, record: T) -> Claim[T]:
         return self._claim(self.keys.attempt_record(intent.stage, intent.attempt, name), record)
@@ -227,4 +239,12 @@ class Ledger:
 
     def _get(self, kind: type[T], key: str) -> T | None:
         body = self.store.get_if_exists(key)
-        return None if body is None else decode(kind, body)
+        if body is None:
+            return None
+        try:
+            return decode(kind, body)
+        except LedgerError as fault:
+            raise LedgerError(
+                f"the object at {key!r} is {fault}; remove it if it was put there by hand, restore "
+                "it if it was changed"
+            ) from None

@@ -321,5 +321,8 @@ def decode(kind: type[T], body: bytes) -> T:
     try:
         record: T = _adapter(kind).validate_json(body)
     except ValidationError as error:
-        raise LedgerError(f"not a {kind.__name__} record: {error}") from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        fault = f"{where}: {first['msg']}" if where else first["msg"]
+        raise LedgerError(f"not a {kind.__name__} record: {fault}") from None
     return record

@@ -140,20 +140,12 @@ def look_at_commit(ledger: Ledger, *, attempt: int, step: int) -> Commit | Unrea
 
 def read_journals(ledger: Ledger) -> tuple[SweepJournal, ...]:
     """The journals of all sweeps, finished or not."""
-    return tuple(
-        decode(SweepJournal, body)
-        for info in ledger.store.list(ledger.keys.sweeps)
-        if (body := ledger.store.get_if_exists(info.key)) is not None
-    )
+    return tuple(journal for _, journal in ledger.records(SweepJournal, ledger.keys.sweeps))
 
 
 def read_pins(ledger: Ledger) -> tuple[CommitRef, ...]:
     """What the user asked to keep for good: each pin's object holds the commit it names."""
-    return tuple(
-        decode(CommitRef, body)
-        for info in ledger.store.list(ledger.keys.pins)
-        if (body := ledger.store.get_if_exists(info.key)) is not None
-    )
+    return tuple(ref for _, ref in ledger.records(CommitRef, ledger.keys.pins))
 
 
 def read_loading(ledger: Ledger, attempt: int) -> Loading | None:

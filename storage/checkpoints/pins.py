@@ -13,6 +13,7 @@ from storage.checkpoint_records import Commit, CommitRef
 from storage.checkpoints.commits import look_at_commit, read_journals
 from storage.checkpoints.lineage import journaled
 from storage.errors import CheckpointError, StoreError
+from storage.keys import RECORD_SUFFIX
 from storage.ledger import Ledger
 from storage.records import decode, encode
 
@@ -57,11 +58,9 @@ def named_pins(ledger: Ledger) -> tuple[NamedPin, ...]:
     """All pins of the run."""
     return tuple(
         NamedPin(
-            name=info.key.removeprefix(ledger.keys.pins).removesuffix(".json"),
-            pin=decode(Pin, body),
+            name=info.key.removeprefix(ledger.keys.pins).removesuffix(RECORD_SUFFIX), pin=found
         )
-        for info in ledger.store.list(ledger.keys.pins)
-        if (body := ledger.store.get_if_exists(info.key)) is not None
+        for info, found in ledger.records(Pin, ledger.keys.pins)
     )
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from storage.checkpoint_records import CommitRef, Quarantine
 from storage.errors import StoreError
 from storage.ledger import Ledger
-from storage.records import decode, encode
+from storage.records import encode
 
 HOSTS_TO_CONDEMN = 2
 
@@ -42,11 +42,7 @@ def quarantined(ledger: Ledger) -> dict[CommitRef, str]:
 
 def read_doubts(ledger: Ledger) -> tuple[Quarantine, ...]:
     """All that was ever said against checkpoints, and not taken back."""
-    return tuple(
-        decode(Quarantine, body)
-        for info in ledger.store.list(ledger.keys.quarantine)
-        if (body := ledger.store.get_if_exists(info.key)) is not None
-    )
+    return tuple(doubt for _, doubt in ledger.records(Quarantine, ledger.keys.quarantine))
 
 
 def doubt(ledger: Ledger, ref: CommitRef, *, host: str, attempt: int, fault: str) -> None:

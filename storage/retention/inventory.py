@@ -21,7 +21,7 @@ from storage.checkpoints.lineage import Place, ceiling_of_next, counting, poison
 from storage.checkpoints.quarantine import quarantined
 from storage.ledger import Ledger
 from storage.object_store import ObjectInfo
-from storage.records import Stage, decode
+from storage.records import Stage
 from storage.retention.policy import ALWAYS_KEPT, StoredCommit
 
 _SAVE_OBJECT = re.compile(r"(\d{4,})/(\d{12})\.([^/]+)/.+")
@@ -158,12 +158,9 @@ def protected(inventory: Inventory) -> dict[CommitRef, str]:
 
 
 def _markers(ledger: Ledger, *, now: datetime) -> Iterator[Marker]:
-    for info in ledger.store.list(ledger.keys.readers):
-        body = ledger.store.get_if_exists(info.key)
-        if body is not None:
-            reading = decode(Reading, body)
-            expires_at = info.last_modified + timedelta(seconds=reading.valid_s)
-            yield Marker(key=info.key, reading=reading, holds=now <= expires_at)
+    for info, reading in ledger.records(Reading, ledger.keys.readers):
+        expires_at = info.last_modified + timedelta(seconds=reading.valid_s)
+        yield Marker(key=info.key, reading=reading, holds=now <= expires_at)
 
 
 def _saves(ledger: Ledger) -> dict[CommitRef, tuple[ObjectInfo, ...]]:
