@@ -22,10 +22,14 @@ class CommitRef:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """`<n>.resume.json`: what all ranks loaded and verified, before the first step."""
+    """`<n>.resume.json`: what all ranks loaded and verified, before the first step.
+
+    `passed` are the newer checkpoints that were stepped back from, each with the reason.
+    """
 
     source: CommitRef | None
     from_disk: bool = False
+    passed: tuple[str, ...] = ()
     world_size: int
     nonce: str
     at: datetime

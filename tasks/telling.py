@@ -26,6 +26,7 @@ class Teller:
         self._reasons: set[tuple[int, str]] = set()
         self._elements: set[tuple[int, int]] = set()
         self._sizes: set[int] = set()
+        self._resumed: set[int] = set()
         self._accounting_is_silent = False
 
     def tell(self, attempt: Attempt, observation: JobObservation | None) -> None:
@@ -39,6 +40,7 @@ class Teller:
         if observation is not None:
             self._tell_state(attempt, observation)
         self._tell_size(attempt)
+        self._tell_step_back(attempt)
         self._tell_progress(attempt)
         self._tell_elements(attempt)
         log = self._logs[number] = self._logs[number] or self._log_of(attempt)
@@ -107,6 +109,18 @@ class Teller:
             f"attempt {attempt.number} takes up to {most} nodes, and Slurm had {got} for it at its "
             "start"
         )
+
+    def _tell_step_back(self, attempt: Attempt) -> None:
+        """That it could not go on from the newest checkpoint, and why."""
+        resume = attempt.resume
+        if resume is None or not resume.passed or attempt.number in self._resumed:
+            return
+        self._resumed.add(attempt.number)
+        where = "the beginning" if resume.source is None else f"step {resume.source.step}"
+        for reason in resume.passed:
+            self._eyes.say(
+                f"attempt {attempt.number} goes on from {where}, stepping back from {reason}"
+            )
 
     def _tell_progress(self, attempt: Attempt) -> None:
         now = attempt.progress

@@ -188,6 +188,9 @@ class _Teller:
         yield from self._times(attempt)
         if (steps := self._steps(attempt)) is not None:
             yield Line(text=steps, indent=4, label="steps")
+        for index, reason in enumerate(attempt.resume.passed if attempt.resume is not None else ()):
+            label = "" if index else "skipped"
+            yield Line(text=reason, tone=Tone.UNDECIDED, indent=4, label=label)
         if attempt.end is None:
             yield from self._open(attempt)
             return

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from storage.checkpoint_records import Commit, CommitRef, Resume
-from storage.checkpoints.choosing import choose, may_resume_from, name_of, why_swept
+from storage.checkpoints.choosing import Choice, choose, may_resume_from, name_of, why_swept
 from storage.checkpoints.commits import read_commit
 from storage.checkpoints.contents import Source
 from storage.checkpoints.disk import Disk
@@ -23,6 +24,9 @@ from storage.errors import CheckpointError, HeadraceError
 from storage.job import JobContext, JobExit
 from storage.ledger import Ledger
 from storage.records import ExitCode, new_nonce
+
+PASSED_TOLD = 8
+PASSED_CHARS = 400
 
 
 def load_newest(
@@ -80,7 +84,8 @@ def load_newest(
             swept.add(commit.ref)
             if ranks.is_first:
                 print(f"headrace: {_name(commit.ref)} is no more: {gone}", flush=True)
-    ranks.from_first(lambda: _claim(context, commit, from_disk=near is not None))
+    told_of = _told(choice) if near is None else ()
+    ranks.from_first(lambda: _claim(context, commit, from_disk=near is not None, passed=told_of))
     return commit
 
 
@@ -198,7 +203,16 @@ def _give_up(context: JobContext, ref: CommitRef, fault: str) -> None:
         )
 
 
-def _claim(context: JobContext, commit: Commit | None, *, from_disk: bool) -> None:
+def _told(choice: Choice) -> tuple[str, ...]:
+    """What was stepped back from, short enough for a record that every look at the run reads."""
+    return tuple(
+        shorten(str(each), PASSED_CHARS, placeholder=" …") for each in choice.passed[:PASSED_TOLD]
+    )
+
+
+def _claim(
+    context: JobContext, commit: Commit | None, *, from_disk: bool, passed: tuple[str, ...]
+) -> None:
     """Writes the resume record: from now on this attempt is the newest of the lineage.
 
     One that was replaced while it loaded must not be.
@@ -208,6 +222,7 @@ def _claim(context: JobContext, commit: Commit | None, *, from_disk: bool) -> No
     record = Resume(
         source=None if commit is None else commit.ref,
         from_disk=from_disk,
+        passed=passed,
         world_size=context.identity.world_size,
         nonce=new_nonce(),
         at=datetime.now(UTC),

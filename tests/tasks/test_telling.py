@@ -11,6 +11,7 @@ import pytest
 from slurm.cluster import JobObservation, JobState
 from slurm.job_logs import node_log
 from storage.attempts import Attempt
+from storage.checkpoint_records import CommitRef, Resume
 from storage.records import Action, Decision, Diagnosis, End, Kind
 from tasks.eyes import Unseen
 from tasks.telling import Teller
@@ -70,6 +71,17 @@ def test_an_attempt_with_fewer_nodes_than_it_takes_is_said_once(
         teller.tell(replace(attempt, intent=replace(attempt.intent, most_nodes=most)), ABSENT)
         assert len(notebook.said) == said
     assert f"up to {took + 1} nodes, and Slurm had {took} for it" in notebook.said[0]
+
+
+def test_what_an_attempt_stepped_back_from_is_said_once(teller: Teller, notebook: Notebook) -> None:
+    attempt = an_attempt()
+    source = CommitRef(step=30, attempt=1, save="s")
+    resume = Resume(source=source, world_size=2, nonce="0", at=NOW)
+    for each in (resume, replace(resume, passed=("step 60: bad", "step 50: gone"))):
+        for _ in range(2):
+            teller.tell(replace(attempt, resume=each), ABSENT)
+    told = "attempt 1 goes on from step 30, stepping back from"
+    assert notebook.said == [f"{told} step 60: bad", f"{told} step 50: gone"]
 
 
 def test_a_reason_that_passes_by_itself_is_only_shown(teller: Teller, notebook: Notebook) -> None:

@@ -255,6 +255,14 @@ train: is under way
 """
 
 
+def test_what_was_stepped_back_from_is_told_with_the_reason() -> None:
+    resume = replace(resumed(30), passed=("step 60: a bad block", "step 50: it is gone"))
+    end = closed(Kind.DONE, Action.DONE, "the work is done", minute=9)
+    lines = told(story(made(2, minute=1, floor=60, resume=resume, end=end)))
+    assert "    steps     from step 30, " in lines
+    assert "    skipped   step 60: a bad block\n              step 50: it is gone\n" in lines
+
+
 def test_an_open_attempt_says_what_it_waits_for() -> None:
     submitted = Submitted(job_id="4712", nonce="0", at=at(16.5))
     waiting = made(2, minute=16.4, floor=400, excluded=("n3",), start=None, submitted=submitted)

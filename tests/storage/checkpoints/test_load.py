@@ -99,7 +99,12 @@ def test_damage_that_one_rank_meets_makes_all_ranks_step_back(
     second = claim(ledger, 2, floor=newer)
     expected = work.expected(10 / 8)
     assert ranks.values(work.load, spec, second) == [(older, expected)] * 2
-    assert source_of(ledger, 2) == older.ref
+    resume = ledger.attempts(Stage.TRAIN)[1].resume
+    assert resume is not None
+    assert resume.source == older.ref
+    (reason,) = resume.passed
+    assert reason.startswith("the checkpoint of step 20 (attempt 1")
+    assert "data.1.0.bin" in reason
 
 
 @pytest.mark.distributed
