@@ -176,5 +176,9 @@ def told_by_us(log_text: str) -> str:
 
 def words(*lines: str) -> tuple[str, ...]:
     """Lines of evidence, as long as a record holds them, each once."""
-    cut = (line.strip()[:LINE_CHARACTERS] for line in lines)
+    cut = (_cut(line.strip()) for line in lines)
     return tuple(dict.fromkeys(line for line in cut if line))
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LINE_CHARACTERS else f"{line[: LINE_CHARACTERS - 1]}…"

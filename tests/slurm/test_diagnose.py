@@ -9,6 +9,7 @@ import pytest
 
 from slurm.cluster import JobObservation, JobState
 from slurm.diagnose import diagnose
+from slurm.diagnosis.facts import words
 from slurm.evidence import Evidence
 from storage.checkpoint_records import CommitRef, Resume
 from storage.records import Kind
@@ -454,6 +455,10 @@ def test_evidence_keeps_what_logs_and_slurm_will_have_forgotten() -> None:
         assert line in lines, lines
     assert not any("leaving with" in line for line in lines)
     assert any(line.startswith("memory: asked for 4G") for line in lines)
+
+
+def test_evidence_that_a_record_does_not_hold_is_seen_to_be_cut() -> None:
+    assert words("x" * 500, " short ", "y" * 501) == ("x" * 500, "short", "y" * 499 + "…")
 
 
 def test_an_attempt_resumed_at_a_step_has_done_none_before_it_moves() -> None:
