@@ -142,21 +142,36 @@ class Ledger:
 
     def ends(self, stage: Stage) -> Iterator[Attempt]:
         """The closed attempts of a stage, each with its intent and end alone."""
-        number = 1
-        while (intent := self.intent(stage, number)) is not None:
-            end = self._get(End, self.keys.attempt_record(stage, number, "end"))
+        for intent in self._intents(stage):
+            end = self._get(End, self.keys.attempt_record(stage, intent.attempt, "end"))
             if end is not None:
                 yield Attempt(intent=intent, end=end)
-            number += 1
 
     def attempts(self, stage: Stage) -> tuple[Attempt, ...]:
         """All attempts of a stage, in the order of their numbers."""
-        found = []
+        return tuple(self.refreshed(Attempt(intent=intent)) for intent in self._intents(stage))
+
+    def lineage(self, stage: Stage) -> tuple[Attempt, ...]:
+        """The same, each with what decides which checkpoints count: intent, end and resume alone.
+
+        A third of the questions, and every job that resumes has to wait for the answers.
+        """
+
+        def look(intent: Intent) -> Attempt:
+            def beside(kind: type[T], name: str) -> T | None:
+                return self._get(kind, self.keys.attempt_record(stage, intent.attempt, name))
+
+            # In this order, as in `refreshed`.
+            end = beside(End, "end")
+            return Attempt(intent=intent, end=end, resume=beside(Resume, "resume"))
+
+        return tuple(look(intent) for intent in self._intents(stage))
+
+    def _intents(self, stage: Stage) -> Iterator[Intent]:
         number = 1
-        while (attempt := self.attempt(stage, number)) is not None:
-            found.append(attempt)
+        while (intent := self.intent(stage, number)) is not None:
+            yield intent
             number += 1
-        return tuple(found)
 
     def _elements(self, attempt: Attempt) -> tuple[Element, ...]:
         """The elements that have come so far, with what is not known of them yet."""
