@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from flows.cli.options import RunName, SpecOption
 
@@ -216,6 +215,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a checkpoint's model, the newest by default, as Hugging Face's transformers load it."""
+    from flows.cli.bar import Bar
     from flows.cli.checkpoint_tables import spell_bytes
     from flows.exporting import export as write
     from storage.checkpoints.catalog import find
@@ -223,7 +223,7 @@ def export(
     with _begun(run, spec) as (_, ledger, record):
         entry = find(_gather(ledger), step, run=run)
         assert entry.commit is not None
-        with _Bar(f"export {entry.name}") as bar:
+        with Bar(f"export {entry.name}") as bar:
             done = write(
                 ledger,
                 record,
@@ -250,6 +250,7 @@ def export(
 
 def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[CommitRef]) -> int:
     """How many are not damaged; each is told of, and put into quarantine or taken out."""
+    from flows.cli.bar import Bar
     from flows.cli.checkpoint_tables import spell_bytes
     from storage.checkpoints.choosing import why_swept
     from storage.checkpoints.quarantine import acquit, condemn
@@ -264,7 +265,7 @@ def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[Commit
             whole += 1
             continue
         start = time.monotonic()
-        with _Bar(f"verify {entry.name}") as bar:
+        with Bar(f"verify {entry.name}") as bar:
             bar.begin(commit.size_bytes)
             verdict = check(ledger.store, commit, told=bar.advance)
         took = time.monotonic() - start
@@ -325,59 +326,6 @@ def _gather(ledger: Ledger) -> Catalog:
 
     with Console(stderr=True).status("Reading what is stored"):
         return gather(ledger)
-
-
-class _Bar:
-    """Bytes done of so many: a bar at a terminal, a line now and then elsewhere."""
-
-    EVERY_S = 30.0
-
-    def __init__(self, title: str) -> None:
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
-
-        self._console = Console(stderr=True)
-        self._title = title
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._progress.add_task(escape(title), total=None)
-        self._told_at_s = time.monotonic()
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def begin(self, total: int) -> None:
-        self._progress.update(self._task, total=total)
-
-    def advance(self, size_bytes: int) -> None:
-        from flows.cli.checkpoint_tables import spell_bytes
-
-        self._progress.advance(self._task, size_bytes)
-        now_s = time.monotonic()
-        if self._console.is_terminal or now_s - self._told_at_s < self.EVERY_S:
-            return
-        self._told_at_s = now_s
-        task = self._progress.tasks[0]
-        total = "" if task.total is None else f" of {spell_bytes(int(task.total))}"
-        typer.echo(f"{self._title}: {spell_bytes(int(task.completed))}{total}", err=True)
 
 
 def _who() -> str:
