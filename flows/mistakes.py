@@ -196,7 +196,10 @@ def _block(annotation: Any) -> type[BaseModel] | None:
 
 
 def _mentions(annotation: Any, kind: type) -> bool:
-    return annotation is kind or any(_mentions(part, kind) for part in get_args(annotation))
+    """Whether a value of this kind is meant, be it any or, as in `Literal[1, 2]`, one of a few."""
+    return kind in (annotation, type(annotation)) or any(
+        _mentions(part, kind) for part in get_args(annotation)
+    )
 
 
 def _shown(value: Any) -> str:

@@ -61,6 +61,7 @@ def test_the_least_spec_loads_with_defaults(write) -> None:
         ("cluster: {time_limit_min: 1:00:00}", 3, "cluster.time_limit_min", ["is 3600"]),
         ("retry: {backoff_s: 1:30.5}", 3, "retry.backoff_s", ["value 1:30.5 is 90.5"]),
         ("train: {steps: true}", 3, "train.steps", ["value true", "truth value", "a number"]),
+        ("train: {checkpoint: {buffers: on}}", 3, "train.checkpoint.buffers", ["true; must be 1"]),
         ("retry: {backoff_s: off}", 3, "retry.backoff_s", ["value false", "truth value"]),
         ("smoke: {rungs: [yes, 2]}", 3, "smoke.rungs[0]", ["value true", "truth value"]),
         ("smoke: {rungs: yes}", 3, "smoke.rungs", ["value true", "must be a list"]),
