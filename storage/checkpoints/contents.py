@@ -66,14 +66,20 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One thing that is not as the commit says: in which object, and of which tensor."""
+    """One thing that is not as the commit says: in which object, and of which tensor.
+
+    `more_tensors` counts the others, where it is of several.
+    """
 
     key: str
     what: str
     tensor: str | None = None
+    more_tensors: int = 0
 
     def __str__(self) -> str:
         whose = "" if self.tensor is None else f", tensor {self.tensor!r}"
+        if self.more_tensors:
+            whose += f" and {self.more_tensors} more"
         return f"{self.key!r}{whose}: {self.what}"
 
 

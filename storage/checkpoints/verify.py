@@ -80,10 +80,10 @@ def _faults(
     """What is wrong with one file."""
     info = store.head(file.key)
     if info is None:
-        return [Fault(key=file.key, tensor=_named(parts), what="is gone")]
+        return [_of_all(file, parts, "is gone")]
     if info.size_bytes != file.size_bytes:
         what = f"has {info.size_bytes:,} bytes, and its commit says {file.size_bytes:,}"
-        return [Fault(key=file.key, tensor=_named(parts), what=what)]
+        return [_of_all(file, parts, what)]
     checks = _Checks(file.key, parts)
     crc = 0
     for start in range(0, file.size_bytes, PIECE_BYTES):
@@ -91,7 +91,7 @@ def _faults(
         try:
             piece = store.get_range(file.key, start=start, length=length)
         except ObjectMissing:
-            return [Fault(key=file.key, tensor=_named(parts), what="went while it was read")]
+            return [_of_all(file, parts, "went while it was read")]
         crc = crc64nvme(piece, crc)
         checks.feed(memoryview(piece))
         told(length)
@@ -170,9 +170,7 @@ class _Checks:
         self._bad_block = None
 
 
-def _named(parts: Parts) -> str | None:
-    """Tensors of a file that is lost as a whole."""
-    names = list(dict.fromkeys(name for name, _ in parts))
-    if not names:
-        return None
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+def _of_all(file: FileRecord, parts: Parts, what: str) -> Fault:
+    """What is wrong with a file that is lost as a whole, and every tensor in it."""
+    first, *others = dict.fromkeys(name for name, _ in parts) or (None,)
+    return Fault(key=file.key, tensor=first, more_tensors=len(others), what=what)
