@@ -12,8 +12,10 @@ from rich.table import Table
 if TYPE_CHECKING:
     from storage.attempts import Attempt
     from storage.checkpoints.catalog import Catalog, Entry
+    from storage.checkpoints.contents import Fault
 
 SAVE_SHOWN = 8
+FAULTS_SHOWN = 10
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -36,7 +38,7 @@ def overview(shown: Sequence[Entry], *, now: datetime, zone: tzinfo) -> Table:
             _figure(metrics.get("loss")),
             _figure(metrics.get("val_loss")),
             "–" if commit is None else str(commit.world_size),
-            escape(told_state(entry)),
+            escape(_spoken(entry, entry.notes if entry.against is None else entry.notes[1:])),
             style=_style(entry),
         )
     return table
@@ -44,8 +46,31 @@ def overview(shown: Sequence[Entry], *, now: datetime, zone: tzinfo) -> Table:
 
 def told_state(entry: Entry) -> str:
     """`newest; pinned: ann, 2026-11-30: for the paper`."""
-    first = "newest" if entry.is_newest else entry.state.value
-    return "; ".join((first, *entry.notes))
+    return _spoken(entry, entry.notes)
+
+
+def remarks(shown: Sequence[Entry]) -> list[str]:
+    """What stands below the table: the reasons for which it has no room, and what prune does."""
+    from storage.checkpoints.catalog import State
+
+    lines = [f"{entry.name}: {entry.against}" for entry in shown if entry.against is not None]
+    states = {entry.state for entry in shown if entry.objects and not entry.pins}
+    if states & {State.WRITING, State.ORPHANED}:
+        lines += [
+            "Data without a commit are swept by the prune stage once their attempt ended",
+            "and they are older than retention.grace_s.",
+        ]
+    if State.DAMAGED in states:
+        lines.append("The prune stage keeps the data of a damaged commit.")
+    return lines
+
+
+def told_faults(faults: Sequence[Fault]) -> list[str]:
+    """The first few: two swapped files are wrong in every tensor, and say the same of each."""
+    told = [str(fault) for fault in faults[:FAULTS_SHOWN]]
+    return (
+        told if len(faults) <= FAULTS_SHOWN else [*told, f"and {len(faults) - FAULTS_SHOWN} more"]
+    )
 
 
 def totals(catalog: Catalog) -> str:
@@ -166,6 +191,11 @@ def spell_time(at: datetime | None, *, now: datetime, zone: tzinfo) -> str:
     there = at.astimezone(zone)
     is_this_year = there.year == now.astimezone(zone).year
     return f"{there:%b %d %H:%M}" if is_this_year else f"{there:%Y-%m-%d}"
+
+
+def _spoken(entry: Entry, notes: Iterable[str]) -> str:
+    first = "newest" if entry.is_newest else entry.state.value
+    return "; ".join((first, *notes))
 
 
 def _three_digits(size: float) -> str:

@@ -71,12 +71,12 @@ def ls(
     console = Console()
     if shown:
         console.print(tables.overview(shown, now=datetime.now(UTC), zone=_zone()))
+    for line in tables.remarks(shown):
+        typer.echo(line)
     console.print(
         tables.totals(catalog) if catalog.entries else f"Run {run} has no checkpoint yet.",
         highlight=False,
     )
-    if any(entry.commit is None and entry.objects for entry in shown):
-        typer.echo("Data without a commit are swept by the prune stage once their attempt ended.")
 
 
 @app.command()
@@ -124,19 +124,19 @@ def verify(run: RunName, step: OptionalStep = None, spec: SpecOption = None) -> 
         else:
             wanted = [] if unreadable else [find(catalog, step, run=run)]
         for entry in unreadable:
-            typer.echo(f"DAMAGED  {entry.name}: {entry.notes[0]}")
+            typer.echo(f"DAMAGED  {entry.name}: {entry.against}")
         if not wanted and not unreadable:
             typer.echo(f"Run {run} has no checkpoint that counts, so there is nothing to check.")
             return
         refs = [entry.ref for entry in wanted]
         with reading(ledger, refs, who=f"verify by {_who()}") as standing:
             whole = _verify_each(ledger, wanted, standing)
-    damaged = len(wanted) - whole + len(unreadable)
-    if damaged:
-        raise CheckpointError(
-            f"{damaged} of {len(wanted) + len(unreadable)} are damaged; jobs pass them over and "
-            "take the newest whole one"
-        )
+        damaged = len(wanted) - whole + len(unreadable)
+        if damaged:
+            raise CheckpointError(
+                f"{damaged} of {len(wanted) + len(unreadable)} are damaged; "
+                + _outlook(_gather(ledger))
+            )
 
 
 @app.command()
@@ -179,7 +179,7 @@ def unpin(
     from storage.errors import SpecError
 
     with _begun(run, spec) as (known, ledger, _):
-        entry = find(_gather(ledger), step, run=run)
+        entry = find(_gather(ledger), step, run=run, or_pinned=True)
         ours = tuple(named for named in entry.pins if forks or named.is_of_a_person)
         left = tuple(named.name for named in entry.pins if named not in ours)
         if not ours:
@@ -193,7 +193,7 @@ def unpin(
                 )
             )
         pins.unpin(ledger, ours)
-        fate = _fate(ledger, known, entry.ref)
+        fate = _fate(ledger, known, entry)
     pinned = f"still pinned by {', '.join(left)}" if left else "pinned no longer"
     typer.echo(f"Checkpoint {entry.name} of run {run} is {pinned}; {fate}.")
 
@@ -218,7 +218,7 @@ def export(
     from flows.cli.bar import Bar
     from flows.cli.checkpoint_tables import spell_bytes
     from flows.exporting import export as write
-    from storage.checkpoints.catalog import find
+    from storage.checkpoints.catalog import State, find
 
     with _begun(run, spec) as (_, ledger, record):
         entry = find(_gather(ledger), step, run=run)
@@ -240,6 +240,11 @@ def export(
     )
     for name in done.files:
         typer.echo(f"  {done.folder / name}")
+    if entry.state is State.DOUBTED:
+        typer.echo(
+            f"Note: the checkpoint is in quarantine: {entry.against}. Every byte that was exported "
+            "was checked all the same."
+        )
     for warning in done.warnings:
         typer.echo(f"Note: {warning}.")
     typer.echo("Load it:")
@@ -251,7 +256,7 @@ def export(
 def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[CommitRef]) -> int:
     """How many are not damaged; each is told of, and put into quarantine or taken out."""
     from flows.cli.bar import Bar
-    from flows.cli.checkpoint_tables import spell_bytes
+    from flows.cli.checkpoint_tables import spell_bytes, told_faults
     from storage.checkpoints.choosing import why_swept
     from storage.checkpoints.quarantine import acquit, condemn
     from storage.checkpoints.verify import verify as check
@@ -282,8 +287,8 @@ def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[Commit
         if verdict.faults:
             condemn(ledger, commit.ref, host=socket.gethostname(), fault=str(verdict.faults[0]))
             typer.echo(f"DAMAGED  {entry.name}")
-            for fault in verdict.faults:
-                typer.echo(f"  {fault}")
+            for line in told_faults(verdict.faults):
+                typer.echo(f"  {line}")
             continue
         whole += 1
         acquitted = "; out of quarantine" if entry.doubts else ""
@@ -295,16 +300,36 @@ def _verify_each(ledger: Ledger, wanted: list[Entry], standing: frozenset[Commit
     return whole
 
 
-def _fate(ledger: Ledger, spec: PipelineSpec, ref: CommitRef) -> str:
+def _outlook(catalog: Catalog) -> str:
+    """What a run does after a verify that found damage."""
+    from storage.checkpoints.catalog import State
+
+    states = {entry.state for entry in catalog.entries}
+    if State.COUNTS in states:
+        return "jobs pass them over and take the newest whole one"
+    if State.STEPPED_BACK in states:
+        return (
+            "no whole one is left up to the step to which the next attempt was told to go back; "
+            "`headrace checkpoints ls` shows what is there"
+        )
+    return (
+        "no whole one is left, so a run that goes on would stop with an error rather than begin at "
+        "step 0; put the objects named above back from a copy of the bucket and verify again, or "
+        "start a run under a new name"
+    )
+
+
+def _fate(ledger: Ledger, spec: PipelineSpec, entry: Entry) -> str:
     """What the next pruning would do with a checkpoint."""
+    from storage.checkpoints.catalog import State
     from storage.retention.inventory import take
     from storage.retention.sweep import judge
 
     now = ledger.store.now()
     verdicts = judge(take(ledger, now=now), spec.retention, now=now)
-    verdict = next((one for one in verdicts if one.ref == ref), None)
+    verdict = next((one for one in verdicts if one.ref == entry.ref), None)
     if verdict is None:
-        return "it is gone"
+        return "it has no data" if entry.state is State.DAMAGED else "it is gone"
     if verdict.keep:
         return f"the next pruning would keep it: {verdict.reason}"
     return f"the next pruning takes it: {verdict.reason}"

@@ -30,6 +30,7 @@ from storage.retention.inventory import Inventory, take
 
 READ_THREADS = 16
 NEAREST_SHOWN = 4
+UNKNOWN_SAVE = "?"
 
 
 class State(StrEnum):
@@ -73,6 +74,11 @@ class Entry:
     def has_commit(self) -> bool:
         return self.commit is not None and self.state is not State.SWEPT
 
+    @property
+    def against(self) -> str | None:
+        """Why no job may load it, where that is a fault and not its place: often a long text."""
+        return self.notes[0] if self.state in (State.DOUBTED, State.DAMAGED) else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
@@ -89,17 +95,25 @@ class Catalog:
 def gather(ledger: Ledger) -> Catalog:
     """The run's checkpoints as the bucket shows them now."""
     inventory = take(ledger, now=ledger.store.now())
-    places = [(stored.ref.step, stored.ref.attempt) for stored in inventory.commits]
+    readable = [(stored.ref.step, stored.ref.attempt) for stored in inventory.commits]
 
     def look(place: Place) -> Commit | UnreadableCommit | None:
         return look_at_commit(ledger, step=place[0], attempt=place[1])
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = list(pool.map(look, places))
+        found = list(pool.map(look, [*readable, *inventory.unreadable]))
     commits = {commit.ref: commit for commit in found if isinstance(commit, Commit)}
     return Catalog(
         entries=entries(
-            inventory, commits=commits, pins=named_pins(ledger), doubts=read_doubts(ledger)
+            inventory,
+            commits=commits,
+            faults={
+                (one.step, one.attempt): one.fault
+                for one in found
+                if isinstance(one, UnreadableCommit)
+            },
+            pins=named_pins(ledger),
+            doubts=read_doubts(ledger),
         ),
         inventory=inventory,
     )
@@ -109,10 +123,14 @@ def entries(
     inventory: Inventory,
     *,
     commits: Mapping[CommitRef, Commit],
+    faults: Mapping[Place, str],
     pins: Sequence[NamedPin],
     doubts: Sequence[Quarantine],
 ) -> tuple[Entry, ...]:
-    """An entry for each save that the store or a record names, newest first."""
+    """An entry for each save that the store or a record names, newest first.
+
+    `faults` are those of damaged commits.
+    """
     lineage, swept = trace(inventory.attempts), journaled(inventory.journals)
     ceiling = ceiling_of_next(
         inventory.attempts, (stored.ref for stored in inventory.commits if stored.counts)
@@ -122,7 +140,9 @@ def entries(
     has_newest = False
     for ref in sorted({*commits, *inventory.saves, *swept, *_nameless(inventory)}, reverse=True):
         objects = inventory.saves.get(ref, ())
-        state, reason = _state(ref, inventory, lineage=lineage, swept=swept, commits=commits)
+        state, reason = _state(
+            ref, inventory, lineage=lineage, swept=swept, commits=commits, faults=faults
+        )
         if state is State.COUNTS and ceiling is not None and ref.step > ceiling:
             state = State.STEPPED_BACK
             reason = f"the next attempt loads nothing beyond step {ceiling}"
@@ -136,8 +156,8 @@ def entries(
             at=max(times, default=None),
             commit=commits.get(ref),
             is_newest=state is State.COUNTS and not has_newest,
-            pins=tuple(named for named in pins if named.pin.ref == ref),
-            doubts=tuple(doubt for doubt in doubts if doubt.ref == ref),
+            pins=tuple(named for named in pins if _is_of(named.pin.ref, ref)),
+            doubts=tuple(doubt for doubt in doubts if _is_of(doubt.ref, ref)),
         )
         has_newest |= entry.is_newest
         found.append(replace(entry, notes=(*entry.notes, *_notes(entry, inventory))))
@@ -173,13 +193,19 @@ def parse_place(text: str) -> tuple[int, int | None]:
     return int(step), int(attempt) if dot else None
 
 
-def find(catalog: Catalog, text: str | None, *, run: str) -> Entry:
+def find(catalog: Catalog, text: str | None, *, run: str, or_pinned: bool = False) -> Entry:
     """The committed checkpoint that `text` names, by default the newest that counts.
+
+    With `or_pinned` a pinned one will do, too, whatever became of its commit.
 
     Raises:
         SpecError: there is none, or there are several.
     """
-    committed = [entry for entry in catalog.entries if entry.has_commit]
+
+    def will_do(entry: Entry) -> bool:
+        return entry.has_commit or (or_pinned and bool(entry.pins))
+
+    committed = [entry for entry in catalog.entries if will_do(entry)]
     if text is None:
         newest = next((entry for entry in committed if entry.is_newest), None)
         if newest is None:
@@ -189,7 +215,7 @@ def find(catalog: Catalog, text: str | None, *, run: str) -> Entry:
             )
         return newest
     alike = matching(catalog, text)
-    named = [entry for entry in alike if entry.has_commit]
+    named = [entry for entry in alike if will_do(entry)]
     if len(named) > 1:
         raise SpecError(
             f"STEP {text} is ambiguous: {len(named)} attempts of run {run!r} committed it; name "
@@ -197,7 +223,7 @@ def find(catalog: Catalog, text: str | None, *, run: str) -> Entry:
         )
     if named:
         return named[0]
-    told = "".join(f"; {entry.name} is {entry.state}" for entry in alike)
+    told = "".join(f"; {_told(entry)}" for entry in alike)
     if not committed:
         raise SpecError(f"STEP {text}: run {run!r} has no committed checkpoint{told}")
     step, _ = parse_place(text)
@@ -212,11 +238,22 @@ def _listed(found: Sequence[Entry]) -> str:
     return ", ".join(f"{entry.name} ({entry.state})" for entry in shown)
 
 
+def _told(entry: Entry) -> str:
+    if entry.state is State.DAMAGED:
+        return f"{entry.name} cannot be read: {entry.against}"
+    return f"{entry.name} is {entry.state}"
+
+
+def _is_of(named: CommitRef, ref: CommitRef) -> bool:
+    """Whether a record that names a commit is of this one, whose save may be unknown."""
+    return named == ref or replace(named, save=UNKNOWN_SAVE) == ref
+
+
 def _nameless(inventory: Inventory) -> set[CommitRef]:
     """Commits that cannot be read and that have no data: nothing tells the name of their save."""
     with_data = {(ref.step, ref.attempt) for ref in inventory.saves}
     return {
-        CommitRef(step=step, attempt=attempt, save="?")
+        CommitRef(step=step, attempt=attempt, save=UNKNOWN_SAVE)
         for step, attempt in inventory.unreadable - with_data
     }
 
@@ -228,13 +265,14 @@ def _state(
     lineage: Lineage,
     swept: frozenset[CommitRef],
     commits: Mapping[CommitRef, Commit],
+    faults: Mapping[Place, str],
 ) -> tuple[State, str]:
     """What a save is worth, and why."""
     if ref in swept:
         is_left = ref in commits or ref in inventory.saves
         return (State.SWEPT, "the next sweep takes what is left") if is_left else (State.GONE, "")
     if ref not in commits:
-        return _uncommitted(ref, inventory)
+        return _uncommitted(ref, inventory, faults)
     if not lineage.admits(attempt=ref.attempt, step=ref.step):
         return State.OFF_LINEAGE, _overtaken(ref, lineage)
     if ref in inventory.doubted:
@@ -242,9 +280,13 @@ def _state(
     return State.COUNTS, ""
 
 
-def _uncommitted(ref: CommitRef, inventory: Inventory) -> tuple[State, str]:
-    if (ref.step, ref.attempt) in inventory.unreadable:
-        return State.DAMAGED, "its commit is not as it was written"
+def _uncommitted(
+    ref: CommitRef, inventory: Inventory, faults: Mapping[Place, str]
+) -> tuple[State, str]:
+    place = (ref.step, ref.attempt)
+    if place in inventory.unreadable:
+        # Another look may find it mended, or gone.
+        return State.DAMAGED, faults.get(place, "its commit was not as it was written")
     ended = {attempt.number for attempt in inventory.attempts if attempt.end is not None}
     if ref.attempt in ended:
         return State.ORPHANED, f"no commit, and attempt {ref.attempt} has ended"
@@ -277,6 +319,9 @@ def _notes(entry: Entry, inventory: Inventory) -> tuple[str, ...]:
     ]
     if entry.state is not State.DOUBTED:
         notes += [
-            f"{doubt.host} could not read it (attempt {doubt.attempt})" for doubt in entry.doubts
+            f"a verify on {doubt.host} found damage"
+            if doubt.attempt is None
+            else f"{doubt.host} could not read it (attempt {doubt.attempt})"
+            for doubt in entry.doubts
         ]
     return tuple(notes)

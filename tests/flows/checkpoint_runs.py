@@ -90,6 +90,13 @@ class Run:
             catch_exceptions=False,
         )
 
+    def failed(self, command: str, *words: str) -> tuple[str, BaseException]:
+        """What the command line says before it raises, and what it raises."""
+        words = ("checkpoints", command, self.name, *words, "--spec", str(self.file))
+        answer = CliRunner().invoke(app, words)
+        assert answer.exception is not None
+        return answer.stdout, answer.exception
+
     def told(self, command: str, *words: str) -> str:
         answer = self.ask(command, *words)
         assert answer.exit_code == 0, answer.output

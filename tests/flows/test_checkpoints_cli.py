@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from storage.checkpoint_records import CommitRef, FileRecord, SweepJournal
-from storage.checkpoints.commits import newest_commit, read_pins
+from storage.checkpoint_records import Commit, CommitRef, FileRecord, SweepJournal
+from storage.checkpoints.commits import (
+    UnreadableCommit,
+    look_at_commit,
+    newest_commit,
+    read_pins,
+)
 from storage.checkpoints.pins import pin
-from storage.checkpoints.quarantine import doubt, quarantined
+from storage.checkpoints.quarantine import condemn, doubt, quarantined
 from storage.errors import CheckpointError, HeadraceError, SpecError
 from storage.records import Action, Kind, encode
 from storage.retention.sweep import sweep
@@ -44,6 +51,14 @@ def flip(run: Run, file: FileRecord, at: int) -> None:
     body = bytearray(run.ledger.store.get(file.key))
     body[at] ^= 1
     run.ledger.store.put(file.key, bytes(body))
+
+
+def spoil(run: Run, commit: Commit) -> str:
+    """What is wrong with this commit, now that it is damaged."""
+    run.ledger.store.put(run.ledger.keys.commit(commit.attempt, step=commit.step), b"{}")
+    found = look_at_commit(run.ledger, attempt=commit.attempt, step=commit.step)
+    assert isinstance(found, UnreadableCommit)
+    return found.fault
 
 
 def journal(run: Run, *refs: CommitRef) -> None:
@@ -112,6 +127,46 @@ def test_a_table_fits_80_columns_and_shows_states_in_words(
     assert run.told("ls", "--all") == table
 
 
+def test_why_one_is_not_to_be_loaded_stands_whole_below_the_table(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    intent = run.attempt(1)
+    doubted, damaged = run.save(intent, 100), run.save(intent, 200)
+    condemn(run.ledger, doubted.ref, host="n7", fault=f"{doubted.files[0].key!r}: is gone")
+    spoil(run, damaged)
+    *table, first, second, _, _ = run.told("ls").splitlines()
+    assert [line.split()[0] for line in table] == ["step.try", "200.1", "100.1"]
+    assert first.startswith("200.1: the commit at ")
+    assert second == f"100.1: a verify on n7 found: {doubted.files[0].key!r}: is gone"
+
+
+def test_a_verify_against_what_no_job_loads_anyway_is_told_as_one(run: Run) -> None:
+    first = run.attempt(1)
+    base, late = run.save(first, 100), run.save(first, 200)
+    run.end(first)
+    run.attempt(2, source=base.ref)
+    condemn(run.ledger, late.ref, host="n7", fault="x")
+    assert "a verify on n7 found damage" in listed(run)["200.1"]["notes"]
+
+
+def test_ls_says_of_data_without_a_commit_what_a_sweep_does(run: Run) -> None:
+    intent = run.attempt(1)
+    commit = run.save(intent, 100)
+    for step in (200, 300):
+        run.save(intent, step)
+    run.end(intent)
+    spoil(run, commit)
+    told = run.told("ls")
+    assert "keeps the data of a damaged commit" in told
+    assert "are swept" not in told
+    run.ledger.store.put(f"{run.ledger.keys.save(1, step=50, save='x')}data.0.0.bin", b"x")
+    assert "are swept by the prune stage" in run.told("ls")
+    sweep(run.ledger, RetentionSpec(keep=KeepSpec(last=2), grace_s=0), sweep_id="one")
+    assert set(listed(run)) == {"100.1", "200.1", "300.1"}
+    assert "are swept" not in run.told("ls")
+
+
 def test_a_run_without_checkpoints_says_so(run: Run) -> None:
     assert run.told("ls") == f"Run {run.name} has no checkpoint yet.\n"
     assert "nothing to check" in run.told("verify")
@@ -153,15 +208,57 @@ def test_damage_is_named_and_jobs_pass_it_over_until_a_verify_finds_it_whole(run
     assert old.ref not in quarantined(run.ledger)
 
 
-def test_a_damaged_commit_fails_a_verify(run: Run) -> None:
+def test_a_damaged_commit_fails_a_verify_and_its_fault_is_told(run: Run) -> None:
     intent = run.attempt(1)
     run.save(intent, 100)
-    run.save(intent, 200)
-    run.ledger.store.put(run.ledger.keys.commit(1, step=200), b"{}")
-    with pytest.raises(CheckpointError, match="1 of 2 are damaged"):
-        run.ask("verify")
-    with pytest.raises(CheckpointError, match="1 of 1 are damaged"):
+    fault = spoil(run, run.save(intent, 200))
+    assert fault.startswith(f"the commit at {run.ledger.keys.commit(1, step=200)!r} is damaged: ")
+    for words, match in (((), "1 of 2 are damaged; jobs pass"), (("200",), "1 of 1 are damaged")):
+        told, error = run.failed("verify", *words)
+        assert isinstance(error, CheckpointError)
+        assert match in str(error)
+        assert f"DAMAGED  200.1: {fault}\n" in told
+    with pytest.raises(SpecError, match=re.escape(f"; 200.1 cannot be read: {fault}; the nearest")):
+        run.ask("show", "200")
+
+
+def test_a_verify_that_leaves_nothing_whole_says_what_follows(run: Run) -> None:
+    intent = run.attempt(1)
+    for step in (100, 200):
+        flip(run, run.save(intent, step).files[0], at=3)
+    spoil(run, run.save(intent, 300))
+    with pytest.raises(CheckpointError, match="1 of 1 are damaged; jobs pass them over"):
         run.ask("verify", "200")
+    with pytest.raises(CheckpointError, match=r"3 of 3 are damaged; no whole one .* than begin"):
+        run.ask("verify")
+
+
+def test_of_many_faults_a_verify_tells_a_few_and_how_many_more(run: Run) -> None:
+    names = [f"model.{number}.weight" for number in range(15)]
+    state = {name: torch.full((4,), float(at)) for at, name in enumerate(names)}
+    commit = run.save(run.attempt(1), 100, state)
+    store = run.ledger.store
+    for file in commit.files:
+        store.put(file.key, bytes(byte ^ 1 for byte in store.get(file.key)))
+    told, _ = run.failed("verify")
+    lines = [line for line in told.splitlines() if line.startswith("  ")]
+    assert len(lines) == 11
+    assert lines[-1] == "  and 5 more"
+
+
+def test_the_pin_of_a_checkpoint_whose_commit_is_damaged_is_taken_back(run: Run) -> None:
+    intent = run.attempt(1)
+    for step in (100, 200):
+        commit = run.save(intent, step)
+        run.told("pin", str(step))
+        spoil(run, commit)
+    # Without its data nothing tells the name of its save.
+    folder = run.ledger.keys.save(commit.attempt, step=commit.step, save=commit.save)
+    run.ledger.store.delete(info.key for info in run.ledger.store.list(folder))
+    told = run.told("unpin", "100")
+    assert "pinned no longer; the next pruning would keep it: its commit is damaged" in told
+    assert "pinned no longer; it has no data" in run.told("unpin", "200")
+    assert read_pins(run.ledger) == ()
 
 
 def test_a_pin_outlives_every_pruning_and_unpin_says_what_follows(run: Run) -> None:

@@ -26,6 +26,7 @@ from storage.checkpoint_records import Commit
 from storage.checkpoints.catalog import gather
 from storage.checkpoints.contents import DamagedContentsError, read_layout
 from storage.checkpoints.export import INDEX_NAME, FloatType
+from storage.checkpoints.quarantine import condemn
 from storage.errors import CheckpointError, DataError, HeadraceError, SpecError
 from storage.keys import DatasetKeys
 from storage.records import Stage, StageRecord, encode, new_nonce
@@ -273,6 +274,16 @@ def test_a_damaged_or_swept_checkpoint_leaves_no_folder(site: Site, tmp_path: Pa
         write(trained, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     assert not gather(trained.run.ledger).inventory.markers
+
+
+def test_whole_weights_of_a_checkpoint_in_quarantine_are_exported_and_that_is_said(
+    site: Site, tmp_path: Path
+) -> None:
+    trained = train(site, SMALL)
+    condemn(trained.run.ledger, trained.commit.ref, host="n7", fault="the optimizer is damaged")
+    told = trained.run.told("export", "100", "-o", str(tmp_path / "out"))
+    assert "in quarantine: a verify on n7 found: the optimizer is damaged" in told
+    assert "Every byte that was exported was checked" in told
 
 
 def test_a_folder_in_use_or_that_cannot_be_made_is_refused(small: Trained, tmp_path: Path) -> None:
