@@ -6,7 +6,7 @@ every byte that is stored, whole or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from storage.checkpoints.pins import NamedPin, named_pins
 from storage.checkpoints.quarantine import read_doubts
 from storage.errors import SpecError
 from storage.ledger import Ledger
+from storage.object_store import ObjectInfo
 from storage.retention.inventory import Inventory, take
 
 READ_THREADS = 16
@@ -94,7 +95,8 @@ class Catalog:
 
 def gather(ledger: Ledger) -> Catalog:
     """The run's checkpoints as the bucket shows them now."""
-    inventory = take(ledger, now=ledger.store.now())
+    now = ledger.store.now()
+    inventory = take(ledger, now=now)
     readable = [(stored.ref.step, stored.ref.attempt) for stored in inventory.commits]
 
     def look(place: Place) -> Commit | UnreadableCommit | None:
@@ -106,6 +108,7 @@ def gather(ledger: Ledger) -> Catalog:
     return Catalog(
         entries=entries(
             inventory,
+            now=now,
             commits=commits,
             faults={
                 (one.step, one.attempt): one.fault
@@ -122,6 +125,7 @@ def gather(ledger: Ledger) -> Catalog:
 def entries(
     inventory: Inventory,
     *,
+    now: datetime,
     commits: Mapping[CommitRef, Commit],
     faults: Mapping[Place, str],
     pins: Sequence[NamedPin],
@@ -129,7 +133,8 @@ def entries(
 ) -> tuple[Entry, ...]:
     """An entry for each save that the store or a record names, newest first.
 
-    `faults` are those of damaged commits.
+    `now` is when the inventory was begun, by the store's clock; `faults` are those of damaged
+    commits.
     """
     lineage, swept = trace(inventory.attempts), journaled(inventory.journals)
     ceiling = ceiling_of_next(
@@ -160,7 +165,11 @@ def entries(
             doubts=tuple(doubt for doubt in doubts if _is_of(doubt.ref, ref)),
         )
         has_newest |= entry.is_newest
-        found.append(replace(entry, notes=(*entry.notes, *_notes(entry, inventory))))
+        notes = [*entry.notes, *_notes(entry, inventory)]
+        # All data of one that was committed before they were listed was there by then.
+        if entry.has_commit and written_at.get(ref, now) < now:
+            notes += _lacking(entry, objects)
+        found.append(replace(entry, notes=tuple(notes)))
     return tuple(found)
 
 
@@ -303,6 +312,15 @@ def _overtaken(ref: CommitRef, lineage: Lineage) -> str:
     if later is None:
         return f"attempt {ref.attempt} has not said what it began with"
     return f"attempt {later} went on without attempt {ref.attempt}"
+
+
+def _lacking(entry: Entry, objects: Iterable[ObjectInfo]) -> list[str]:
+    """What the listing alone tells of missing data."""
+    assert entry.commit is not None
+    sizes = {info.key: info.size_bytes for info in objects}
+    files = (*entry.commit.files, entry.commit.metadata)
+    lost = sum(sizes.get(file.key) != file.size_bytes for file in files)
+    return [f"{lost} of {len(files)} objects gone or cut: verify it"] if lost else []
 
 
 def _notes(entry: Entry, inventory: Inventory) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -206,6 +207,23 @@ def test_damage_is_named_and_jobs_pass_it_over_until_a_verify_finds_it_whole(run
     assert quarantined(run.ledger) == {}
     assert listed(run)["200.1"]["newest"]
     assert old.ref not in quarantined(run.ledger)
+
+
+def test_the_listing_tells_of_data_that_are_not_there(run: Run) -> None:
+    intent = run.attempt(1)
+    whole, cut, lost = (run.save(intent, step) for step in (100, 200, 300))
+    store = run.ledger.store
+    store.put(cut.files[0].key, store.get(cut.files[0].key)[:-1])
+    store.delete([lost.files[0].key, lost.metadata.key])
+    begin = store.now()
+    # One that may be younger than the listing of its data is not judged by that.
+    while store.now() <= begin:
+        time.sleep(0.1)
+    notes = {name: entry["notes"] for name, entry in listed(run).items()}
+    count = len(whole.files) + 1
+    assert notes["100.1"] == []
+    assert notes["200.1"] == [f"1 of {count} objects gone or cut: verify it"]
+    assert notes["300.1"] == [f"2 of {count} objects gone or cut: verify it"]
 
 
 def test_a_damaged_commit_fails_a_verify_and_its_fault_is_told(run: Run) -> None:
