@@ -99,11 +99,10 @@ class Ledger:
         The end is read first. So whatever a closed attempt shows was there when it was closed, or
         came later; none of it is missing because of the order of the reads.
         """
-        stage, number = attempt.intent.stage, attempt.number
+        intent = attempt.intent
 
         def beside(known: T | None, kind: type[T], name: str) -> T | None:
-            key = self.keys.attempt_record(stage, number, name)
-            return known if known is not None else self._get(kind, key)
+            return known if known is not None else self._beside(intent, kind, name)
 
         return replace(
             attempt,
@@ -113,7 +112,7 @@ class Ledger:
             resume=beside(attempt.resume, Resume, "resume"),
             start=beside(attempt.start, Start, "start"),
             submitted=beside(attempt.submitted, Submitted, "submitted"),
-            heartbeats=self.heartbeats(stage, number),
+            heartbeats=self.heartbeats(intent.stage, intent.attempt),
             elements=self._elements(attempt) if attempt.is_array else (),
         )
 
@@ -143,7 +142,7 @@ class Ledger:
     def ends(self, stage: Stage) -> Iterator[Attempt]:
         """The closed attempts of a stage, each with its intent and end alone."""
         for intent in self._intents(stage):
-            end = self._get(End, self.keys.attempt_record(stage, intent.attempt, "end"))
+            end = self._beside(intent, End, "end")
             if end is not None:
                 yield Attempt(intent=intent, end=end)
 
@@ -151,21 +150,20 @@ class Ledger:
         """All attempts of a stage, in the order of their numbers."""
         return tuple(self.refreshed(Attempt(intent=intent)) for intent in self._intents(stage))
 
-    def lineage(self, stage: Stage) -> tuple[Attempt, ...]:
+    def outlines(self, stage: Stage) -> tuple[Attempt, ...]:
         """The same, each with what decides which checkpoints count: intent, end and resume alone.
 
-        A third of the questions, and every job that resumes has to wait for the answers.
+        A third of the questions, and every job that resumes has to wait for the answers. The end is
+        read first, as in `refreshed`.
         """
-
-        def look(intent: Intent) -> Attempt:
-            def beside(kind: type[T], name: str) -> T | None:
-                return self._get(kind, self.keys.attempt_record(stage, intent.attempt, name))
-
-            # In this order, as in `refreshed`.
-            end = beside(End, "end")
-            return Attempt(intent=intent, end=end, resume=beside(Resume, "resume"))
-
-        return tuple(look(intent) for intent in self._intents(stage))
+        return tuple(
+            Attempt(
+                intent=intent,
+                end=self._beside(intent, End, "end"),
+                resume=self._beside(intent, Resume, "resume"),
+            )
+            for intent in self._intents(stage)
+        )
 
     def _intents(self, stage: Stage) -> Iterator[Intent]:
         number = 1
@@ -240,6 +238,9 @@ class Ledger:
 
     def _listed(self, prefix: str) -> Iterator[ObjectInfo]:
         return (info for info in self.store.list(prefix) if info.key.endswith(RECORD_SUFFIX))
+
+    def _beside(self, intent: Intent, kind: type[T], name: str) -> T | None:
+        return self._get(kind, self.keys.attempt_record(intent.stage, intent.attempt, name))
 
     def _claim_beside(self, intent: Intent, name: str, record: T) -> Claim[T]:
         return self._claim(self.keys.attempt_record(intent.stage, intent.attempt, name), record)

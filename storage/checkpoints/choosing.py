@@ -120,7 +120,7 @@ def may_resume_from(
     """
     if not refs:
         return ()
-    attempts = ledger.lineage(Stage.TRAIN)
+    attempts = ledger.outlines(Stage.TRAIN)
     poison = poisoned(attempts, commit_places(ledger), fingerprint=intent.fingerprint)
     suspect_from = min((ref.step for ref in poison), default=None)
     journals = read_journals(ledger)
@@ -157,7 +157,7 @@ def _look(
     damaged: Mapping[CommitRef, str],
     swept: Set[CommitRef],
 ) -> _Look:
-    attempts = ledger.lineage(Stage.TRAIN)
+    attempts = ledger.outlines(Stage.TRAIN)
     places = tuple(commit_places(ledger))
     against = {
         **poisoned(attempts, places, fingerprint=intent.fingerprint),
@@ -194,7 +194,7 @@ def _require_floor(ledger: Ledger, floor: CommitRef, newest: Commit | None, look
     """
     if look.excuses(floor) or (newest is not None and newest.step >= floor.step):
         return
-    lineage = trace(ledger.lineage(Stage.TRAIN))
+    lineage = trace(ledger.outlines(Stage.TRAIN))
     found = look_at_commit(ledger, attempt=floor.attempt, step=floor.step)
     is_there = isinstance(found, Commit) and found.ref == floor
     if is_there and not lineage.admits(attempt=floor.attempt, step=floor.step):
@@ -210,7 +210,7 @@ def _require_fresh(ledger: Ledger, intent: Intent, look: _Look) -> None:
     """Nothing can be loaded: that is right only for a run that has never committed anything."""
     if intent.ceiling == 0:
         return
-    attempts = ledger.lineage(Stage.TRAIN)
+    attempts = ledger.outlines(Stage.TRAIN)
     lineage = trace(attempts)
     places = [
         (step, attempt)

@@ -34,13 +34,13 @@ class UnreadableCommit:
 
 def newest_commit(ledger: Ledger) -> CommitRef | None:
     """The newest commit that counts, or None where there is none: the next intent's `floor`."""
-    newest = next(iter_counting(ledger, ledger.lineage(Stage.TRAIN), read_journals(ledger)), None)
+    newest = next(iter_counting(ledger, ledger.outlines(Stage.TRAIN), read_journals(ledger)), None)
     return None if newest is None else newest.ref
 
 
 def counting_commits(ledger: Ledger, *, ceiling: int | None = None) -> tuple[Commit, ...]:
     """All commits that count, newest first."""
-    attempts = ledger.lineage(Stage.TRAIN)
+    attempts = ledger.outlines(Stage.TRAIN)
     return tuple(iter_counting(ledger, attempts, read_journals(ledger), ceiling=ceiling))
 
 

@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from storage.checkpoint_records import Commit, CommitRef, Resume
-from storage.checkpoints.choosing import Choice, choose, may_resume_from, name_of, why_swept
+from storage.checkpoints.choosing import Passed, choose, may_resume_from, name_of, why_swept
 from storage.checkpoints.commits import read_commit
 from storage.checkpoints.contents import Source
 from storage.checkpoints.disk import Disk
@@ -27,6 +27,7 @@ from storage.records import ExitCode, new_nonce
 
 PASSED_TOLD = 8
 PASSED_CHARS = 400
+"""So much of what was stepped back from goes into a record that every look at the run reads."""
 
 
 def load_newest(
@@ -84,8 +85,10 @@ def load_newest(
             swept.add(commit.ref)
             if ranks.is_first:
                 print(f"headrace: {_name(commit.ref)} is no more: {gone}", flush=True)
-    told_of = _told(choice) if near is None else ()
-    ranks.from_first(lambda: _claim(context, commit, from_disk=near is not None, passed=told_of))
+    stepped_over = choice.passed if near is None else ()
+    ranks.from_first(
+        lambda: _claim(context, commit, from_disk=near is not None, passed=stepped_over)
+    )
     return commit
 
 
@@ -203,15 +206,8 @@ def _give_up(context: JobContext, ref: CommitRef, fault: str) -> None:
         )
 
 
-def _told(choice: Choice) -> tuple[str, ...]:
-    """What was stepped back from, short enough for a record that every look at the run reads."""
-    return tuple(
-        shorten(str(each), PASSED_CHARS, placeholder=" …") for each in choice.passed[:PASSED_TOLD]
-    )
-
-
 def _claim(
-    context: JobContext, commit: Commit | None, *, from_disk: bool, passed: tuple[str, ...]
+    context: JobContext, commit: Commit | None, *, from_disk: bool, passed: Sequence[Passed]
 ) -> None:
     """Writes the resume record: from now on this attempt is the newest of the lineage.
 
@@ -222,7 +218,9 @@ def _claim(
     record = Resume(
         source=None if commit is None else commit.ref,
         from_disk=from_disk,
-        passed=passed,
+        passed=tuple(
+            shorten(str(each), PASSED_CHARS, placeholder=" …") for each in passed[:PASSED_TOLD]
+        ),
         world_size=context.identity.world_size,
         nonce=new_nonce(),
         at=datetime.now(UTC),
